@@ -61,5 +61,5 @@ __all__ = [
     "write_manifest",
 ]
 
-VERSION = ContractVersion(1, 3)
+VERSION = ContractVersion(1, 4)
 """Version of this package's public modules, shared by all of them."""

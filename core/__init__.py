@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dovetail.config.schema import EngineConfig
+    from dovetail.contracts.lora import LoRARequest
     from dovetail.contracts.outputs import CompletionOutput, PositionLogprobs, RequestMetrics, RequestOutput
     from dovetail.contracts.sampling import BeamSearchParams, SamplingParams
     from dovetail.contracts.structured_outputs import StructuredOutputs
@@ -31,6 +32,7 @@ __all__ = [  # noqa: RUF022
     "EngineProcess",
     "LLM",
     "LLMEngine",
+    "LoRARequest",
     "PositionLogprobs",
     "RemoteEngine",
     "RequestMetrics",
@@ -48,6 +50,7 @@ _HOMES = {
     "EngineProcess": "dovetail.engine.remote.engine_process",
     "LLM": "dovetail.engine.llm",
     "LLMEngine": "dovetail.engine.engine",
+    "LoRARequest": "dovetail.contracts.lora",
     "PositionLogprobs": "dovetail.contracts.outputs",
     "RemoteEngine": "dovetail.engine.remote.client",
     "RequestMetrics": "dovetail.contracts.outputs",

@@ -51,7 +51,7 @@ def create(config: Mapping[str, Any], context: ModelContext) -> DecoderModel:
 class ArceeFamily(ModelFamily):
     """Arcee's foundation models."""
 
-    contract = (1, 0)
+    contract = (1, 4)
     architectures = ("ArceeForCausalLM",)
     capabilities = ModelCapabilities(
         tensor_parallel=None,
@@ -59,6 +59,7 @@ class ArceeFamily(ModelFamily):
         operators=True,
         batch_invariant=True,
         hidden_layers=True,
+        adapters=True,
         stages=True,
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dovetail.contracts.model import Communicator, ModelContext
 from dovetail.contracts.plugin import ContractVersion
+from dovetail.nn.adapters import AdapterSpace, LayerAdapters, LowRank
 from dovetail.nn.attention import Attention
 from dovetail.nn.communicator import SingleProcess, TorchDistributed
 from dovetail.nn.context import BuildContext
@@ -36,6 +37,7 @@ from dovetail.nn.waiting import MayWait
 
 __all__ = [
     "VERSION",
+    "AdapterSpace",
     "Attention",
     "BuildContext",
     "ColumnLinear",
@@ -47,9 +49,11 @@ __all__ = [
     "LMHead",
     "LatentAttention",
     "LatentShape",
+    "LayerAdapters",
     "LayerNorm",
     "Linear",
     "LinearPart",
+    "LowRank",
     "MayWait",
     "MergedColumnLinear",
     "ModelContext",
@@ -86,5 +90,5 @@ __all__ = [
     "torch_operators",
 ]
 
-VERSION = ContractVersion(1, 2)
+VERSION = ContractVersion(1, 3)
 """Version of this package's public modules, shared by all of them."""

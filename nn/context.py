@@ -11,6 +11,7 @@ from dovetail.contracts.errors import ModelError, PluginError
 from dovetail.contracts.model import Communicator
 from dovetail.contracts.operators import Operators
 from dovetail.contracts.quantization import LinearKernel, LinearShape, LooksUpRows, QuantizationMethod
+from dovetail.nn.adapters import AdapterSpace
 from dovetail.nn.communicator import SingleProcess
 from dovetail.nn.kernels import plain_kernel
 from dovetail.nn.native.kept_kernels import KernelKeeper
@@ -43,6 +44,8 @@ class BuildContext:
     """Whether the module has the final norm and the output layer."""
     attention_layers: list[AttentionModule] = field(default_factory=list, init=False)
     """Every attention layer of the module, in the order of creation, which is the order of `layer_id`."""
+    adapters: AdapterSpace | None = None
+    """Where linear layers register for low-rank adapters; None: the module gets none."""
 
     @property
     def tp_rank(self) -> int:

@@ -15,6 +15,7 @@ from dovetail.contracts.errors import ModelError
 from dovetail.contracts.model import ModelContext
 from dovetail.contracts.quantization import LinearShape
 from dovetail.contracts.weights import PackedTensor
+from dovetail.nn.adapters import adapter_space
 from dovetail.nn.kernels import is_plain, share_of, unpacked
 from dovetail.nn.loading import WeightHolder
 
@@ -54,10 +55,14 @@ class Linear(WeightHolder):
         self._given: set[str] = set()
         """Weights of the round of loading that is not finished yet."""
         self._biases = {f"{part.source}.bias": part for part in parts} if bias else {}
+        space = adapter_space(context)
+        self.adapters = None if space is None else space.register(context, parts)
+        """The layer's share of the adapters; None: it takes none."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, in_features] -> [T, out_features], both of this rank."""
-        return self.kernel.apply(x, self.bias)
+        y = self.kernel.apply(x, self.bias)
+        return y if self.adapters is None else self.adapters.add(y, x)
 
     def expected(self) -> Mapping[str, tuple[int, ...]]:
         """The weight of each part, and its bias where the layer has one."""
@@ -148,6 +153,8 @@ class RowLinear(Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, in_features of this rank] -> [T, out_features]."""
         y = self.kernel.apply(x, self._own_bias)
+        if self.adapters is not None:
+            y = self.adapters.add(y, x)
         return self._communicator.all_reduce(y) if self._sums else y
 
 

@@ -101,7 +101,7 @@ def load_weights(
     tied: dict[str, tuple[str, torch.Tensor]] = {}
     problems: list[str] = []
     unexpected: dict[str, str] = {}
-    for name, tensor in _translated(weights, rules):
+    for name, tensor in translated(weights, rules):
         wanted = rules.tied.get(name, name) if name not in owners else name
         if wanted not in owners:
             unexpected[name] = f"{name} {list(tensor.shape)}"
@@ -186,7 +186,7 @@ def _holders(module: torch.nn.Module) -> list[WeightHolder]:
     return [child for child in module.modules() if isinstance(child, WeightHolder)]
 
 
-def _translated(weights: NamedWeights, rules: WeightRules) -> Iterator[tuple[str, torch.Tensor | PackedTensor]]:
+def translated(weights: NamedWeights, rules: WeightRules) -> Iterator[tuple[str, torch.Tensor | PackedTensor]]:
     """The tensors under the names that blocks expect."""
     for original, tensor in weights:
         name = original

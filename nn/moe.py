@@ -12,6 +12,7 @@ import torch
 from dovetail.contracts.model import ModelContext
 from dovetail.contracts.operators import MultipliesGroups
 from dovetail.contracts.quantization import LinearKernel
+from dovetail.nn.adapters import without_adapters
 from dovetail.nn.kernels import TorchLinear
 from dovetail.nn.linear import MergedColumnLinear, ReplicatedLinear, RowLinear
 from dovetail.nn.mlp import GatedMLP, gated_activation
@@ -88,9 +89,10 @@ class SparseMoE(torch.nn.Module, MayWait):
         self._shape = shape
         self._communicator = context.communicator
         self.router = _router(context, f"{name}.{names.router}", shape)
-        self.experts = torch.nn.ModuleList(
-            Expert(context, f"{name}.{names.experts}.{index}", shape, names) for index in range(shape.num_experts)
-        )
+        with without_adapters(context):
+            self.experts = torch.nn.ModuleList(
+                Expert(context, f"{name}.{names.experts}.{index}", shape, names) for index in range(shape.num_experts)
+            )
         self._runs = cast(list[Expert], list(self.experts))
         self._activation = gated_activation(context, shape.hidden_act)
         self._stacked: tuple[torch.Tensor, torch.Tensor] | None = None

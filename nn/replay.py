@@ -136,7 +136,7 @@ class Replay:
         return self._output
 
 
-def record(forward: Forward, inputs: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, Replay | str]:
+def record(forward: Forward, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, Replay | str]:
     """Runs `forward` over `inputs`, which a replay will read from their memory. Returns its result, and the replay or
     the reason why it cannot be replayed."""
     with native.recorded_calls() as calls, _Watch() as watch:

@@ -11,6 +11,7 @@ import torch
 
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.model import ModelContext, ModelInputs, ModelOutputs
+from dovetail.nn.adapters import adapter_space
 from dovetail.nn.embedding import LMHead, VocabEmbedding
 from dovetail.nn.loading import NamedWeights, WeightRules, load_weights
 
@@ -26,11 +27,12 @@ def check_inputs(
     is_first_stage: bool = True,
     gives_hidden_layers: bool = False,
     skips_layers: bool = False,
+    takes_adapters: bool = False,
 ) -> None:
-    """Raises `ModelError` for inputs that a model with one axis of positions and without adapters does not take, and
-    for inputs of another stage."""
-    if inputs.adapters is not None:
-        raise ModelError("adapters cannot be applied yet: ModelInputs.adapters is reserved and must be None")
+    """Raises `ModelError` for inputs that a model with one axis of positions does not take, and for inputs of another
+    stage."""
+    if inputs.adapters is not None and not takes_adapters:
+        raise ModelError("this model was made without ModelContext.adapters, so ModelInputs.adapters must be None")
     if inputs.positions.dim() != 1:
         raise ModelError(
             f"this model rotates by one axis, and positions are given for {inputs.positions.shape[0]}; "
@@ -100,6 +102,9 @@ class StagedCausalLM(torch.nn.Module, ABC):
         foreign = _foreign_patterns(context, held, num_layers, has_table=has_table)
         names = {"lm_head.weight": "model.embed_tokens.weight"} if is_tied else {}
         self._rules = replace(rules, tied=names, ignored=(*rules.ignored, *foreign))
+        self._adapters = adapter_space(context)
+        if self._adapters is not None:
+            self._adapters.rules = self._rules
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Returns the embeddings [T, hidden_size] of int64 [T]. Raises `ModelError` but on the first stage."""
@@ -115,7 +120,14 @@ class StagedCausalLM(torch.nn.Module, ABC):
             is_first_stage=self._is_first_stage,
             gives_hidden_layers=self.gives_hidden_layers,
             skips_layers=self.skips_layers,
+            takes_adapters=self._adapters is not None,
         )
+        if self._adapters is None or inputs.adapters is None:
+            return self._run_stage(inputs)
+        with self._adapters.bound(inputs.adapters):
+            return self._run_stage(inputs)
+
+    def _run_stage(self, inputs: ModelInputs) -> ModelOutputs:
         if inputs.skipped_layers:
             hidden = self.run_other_layers(self._entering(inputs), inputs.positions, inputs.skipped_layers)
             return ModelOutputs(hidden=hidden)

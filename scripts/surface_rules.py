@@ -217,7 +217,9 @@ def _compare_members(
 
 def _compare_attributes(path: str, was: griffe.Attribute, now: griffe.Attribute) -> Iterator[Change]:
     before, after = canonical(was.annotation), canonical(now.annotation)
-    if before != after and before not in ("", "..."):
+    if before == "None" and after.endswith(" | None"):
+        yield Change(path, f"was reserved, and may be {now.annotation}")
+    elif before != after and before not in ("", "..."):
         what = f"the annotation was {was.annotation}, is {now.annotation}"
         yield Change(
             path, what, BOTH, "who reads it meets, or who sets it passes, what the other does not expect", NEW_NAME

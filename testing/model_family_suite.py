@@ -11,6 +11,7 @@ architecture. For others set `model_type`; for what transformers does not know o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +22,7 @@ import torch
 
 from dovetail.contracts.attention import AttentionLayer
 from dovetail.contracts.errors import ModelError
-from dovetail.contracts.model import ModelFamily, ModelNeed, ModelSize
+from dovetail.contracts.model import AdapterRows, ModelFamily, ModelNeed, ModelSize
 from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.contracts.quantization import (
@@ -32,9 +33,10 @@ from dovetail.contracts.quantization import (
     QuantizationMethod,
     QuantizationNeed,
 )
-from dovetail.nn import Communicator
+from dovetail.nn import AdapterSpace, Communicator, LowRank
 from dovetail.nn.operators import TorchOperators
 from dovetail.nn.planning import against_size
+from dovetail.testing.low_rank_cases import merged, random_adapter
 from dovetail.testing.model_harness import ModelHarness
 from dovetail.testing.plain_attention import PlainLatentAttention
 from dovetail.testing.suite import PluginSuite
@@ -121,6 +123,8 @@ class ModelFamilySuite(PluginSuite):
     """How far a logit may be from the oracle's, in float32."""
     needs_operators: ClassVar[bool] = True
     """False for an architecture without anything that `Operators` computes: no RMSNorm, gate or rotation."""
+    unadapted: ClassVar[Sequence[str]] = (r".*experts?\..*", r".*(router|\.gate)\..*")
+    """Patterns of weights in numbered layers that need not take adapters, where the family declares `adapters`."""
 
     # --- hooks and helpers ---------------------------------------------------------------------------------
 
@@ -330,6 +334,71 @@ class ModelFamilySuite(PluginSuite):
                 bare = replace(inputs, input_ids=None, embeddings=entering, skipped_layers=every)
                 self.assert_close(found, harness.model.forward(bare).hidden)
 
+    @pytest.mark.parametrize("num_ranks", [1, 2])
+    def test_adapters_equal_merged_weights(self, checkpoint: FamilyCheckpoint, num_ranks: int) -> None:
+        """Where the family declares it: requests with an adapter, with another one and with none, in one batch, get
+        what models get that have the adapter in their weights."""
+        self.require("adapters", tensor_parallel=num_ranks)
+        if reasons := self.check(checkpoint.config, num_ranks):
+            pytest.skip(f"{self.plugin.__name__}: {' '.join(reasons)}")
+        prompts = [self.prompt(checkpoint, num_tokens, seed=num_tokens) for num_tokens in (9, 1, 5, 9)]
+        adapters = [random_adapter(self.adapted(checkpoint), rank, seed=rank) for rank in (4, 1)]
+
+        def work(communicator: Communicator) -> Sequence[torch.Tensor]:
+            harness = self.harness(checkpoint, communicator=communicator, adapters=self.space())
+            found = self.hidden_states(harness, prompts, [1, -1, 0, 0], adapters)
+            return torch.split_with_sizes(found, [len(prompt) for prompt in prompts])
+
+        weights = [merged(checkpoint.weights, adapter) for adapter in adapters]
+        alone = [
+            self.harness(replace(checkpoint, weights=given)).step([(0, prompt, 0)])
+            for given, prompt in zip((weights[1], checkpoint.weights, weights[0], weights[0]), prompts, strict=True)
+        ]
+        bare = self.harness(checkpoint).step([(0, prompts[0], 0)])
+        assert not torch.allclose(bare, alone[0], rtol=0, atol=100 * self.tolerance), "adapters that change nothing"
+        for found in run_in_threads(num_ranks, work):
+            for own, expected in zip(found, alone, strict=True):
+                self.assert_close(own, expected)
+
+    def test_adapters_end_with_their_pass(self, checkpoint: FamilyCheckpoint) -> None:
+        """Where the family declares it: the next pass has none, unless it has its own."""
+        self.require("adapters")
+        harness, prompt = self.harness(checkpoint, adapters=self.space()), self.prompt(checkpoint)
+        before = harness.step([(0, prompt, 0)])
+        self.hidden_states(harness, [prompt], [0], [random_adapter(self.adapted(checkpoint), 4, seed=4)])
+        assert torch.equal(harness.step([(0, prompt, 0)]), before), "adapters of an earlier pass"
+
+    def space(self) -> AdapterSpace:
+        """Slots for the adapters of a harness."""
+        return AdapterSpace(2, 4, torch.float32, torch.device("cpu"))
+
+    def adapted(self, checkpoint: FamilyCheckpoint) -> dict[str, tuple[int, ...]]:
+        """Shapes of the checkpoint's matrices in numbered layers, by name, without those of `unadapted`."""
+        matrices = {name: tensor for name, tensor in checkpoint.weights.items() if tensor.dim() == 2}
+        return {
+            name.removesuffix(".weight"): tuple(tensor.shape)
+            for name, tensor in matrices.items()
+            if re.search(r"\.\d+\..*\.weight$", name) and not any(re.fullmatch(one, name) for one in self.unadapted)
+        }
+
+    def hidden_states(
+        self,
+        harness: ModelHarness,
+        prompts: Sequence[Sequence[int]],
+        slots: Sequence[int],
+        adapters: Sequence[Mapping[str, LowRank]],
+    ) -> torch.Tensor:
+        """The last hidden states of prompts with the adapters of these slots."""
+        space = harness.context.adapters
+        assert space is not None
+        for slot, adapter in enumerate(adapters):
+            space.load(slot, adapter)
+        inputs = harness.plan([(number, prompt, 0) for number, prompt in enumerate(prompts)])
+        rows = [slot for slot, prompt in zip(slots, prompts, strict=True) for _ in prompt]
+        adapted = replace(inputs, adapters=AdapterRows(slots=torch.tensor(rows, dtype=torch.int32)))
+        with torch.inference_mode():
+            return harness.model.forward(adapted).hidden
+
     def test_quantization_is_taken_as_declared(self, checkpoint: FamilyCheckpoint) -> None:
         """A method is asked for the linear layers, or refused."""
         method = AskedMethod()
@@ -372,9 +441,10 @@ class ModelFamilySuite(PluginSuite):
         assert all(reason.strip() for reason in reasons)
 
     def test_inputs_that_it_cannot_take_are_refused(self, checkpoint: FamilyCheckpoint) -> None:
-        """Adapters, which no family takes yet; and states between layers of families that give none."""
+        """Adapters of modules that were made without a space for them, and states between layers of families that give
+        none."""
         harness = self.harness(checkpoint)
-        refused: list[dict[str, Any]] = [{"adapters": "style"}]
+        refused: list[dict[str, Any]] = [{"adapters": AdapterRows(slots=torch.tensor([-1], dtype=torch.int32))}]
         if not self.plugin.capabilities.hidden_layers:
             refused.append({"layers": (0,)})
         for changes in refused:

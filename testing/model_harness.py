@@ -16,7 +16,7 @@ from dovetail.contracts.kv import KVSpec
 from dovetail.contracts.model import CausalLM, ModelFamily, ModelInputs
 from dovetail.contracts.operators import Operators
 from dovetail.contracts.quantization import QuantizationMethod
-from dovetail.nn import BuildContext, Communicator, SingleProcess
+from dovetail.nn import AdapterSpace, BuildContext, Communicator, SingleProcess
 from dovetail.nn.operators import torch_operators
 
 
@@ -41,6 +41,7 @@ class ModelHarness:
         layers: range | None = None,
         is_first_stage: bool = True,
         is_last_stage: bool = True,
+        adapters: AdapterSpace | None = None,
     ):
         dtype_name = str(dtype).removeprefix("torch.")
         self.context = BuildContext(
@@ -55,6 +56,7 @@ class ModelHarness:
             layers=layers,
             is_first_stage=is_first_stage,
             is_last_stage=is_last_stage,
+            adapters=adapters,
         )
         self.model: CausalLM = family.create(config, self.context)
         self.model.load_weights(weights)

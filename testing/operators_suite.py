@@ -19,15 +19,34 @@ import pytest
 import torch
 
 from dovetail.contracts.needs import reasons_against
-from dovetail.contracts.operators import AcceptsChains, DrawsTokens, MultipliesGroups, Operators, OperatorsNeed
+from dovetail.contracts.operators import (
+    AcceptsChains,
+    AddsLowRank,
+    DrawsTokens,
+    MultipliesGroups,
+    Operators,
+    OperatorsNeed,
+)
 from dovetail.contracts.plugin import Environment
 from dovetail.testing.chain_cases import Chains, random_chains
+from dovetail.testing.low_rank_cases import LowRankCase, random_low_rank
 from dovetail.testing.suite import PluginSuite
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 EPS = 1e-5
 SHAPES = ((0, 16), (1, 576), (3, 37), (5, 8), (2, 4096), (97, 579))
 """(rows, size): none, one, sizes that no vector divides, and more than one thread would take."""
+
+_MIXED = (2, -1, 0, 1, 1, 0, -1, 2, 3)
+LOW_RANK = {
+    "no row": random_low_rank([], 64, [64], [4], 4),
+    "one row": random_low_rank([1], 576, [576], [8, 8], 8),
+    "no adapter": random_low_rank([-1, -1], 64, [64], [4], 4),
+    "three parts": random_low_rank(_MIXED, 37, [40, 7, 7], [5, 1, 0, 3], 5),
+    "one slot": random_low_rank([0] * 11, 579, [130], [16], 16),
+    "many rows": random_low_rank([i * i % 7 - 1 for i in range(70)], 128, [96, 200], [12, 16, 2, 7, 16, 9], 16),
+}
+"""Rows of no slot, of one and of several."""
 
 Extra = TypeVar("Extra", bound=Operators)
 
@@ -199,6 +218,13 @@ class OperatorsSuite(PluginSuite):
         """The set, where it multiplies groups."""
         return self.extra(MultipliesGroups)  # type: ignore[type-abstract]
 
+    @pytest.fixture
+    def adding_operators(self, operators: Operators) -> AddsLowRank:
+        """The set, where it adds low-rank adapters."""
+        if not isinstance(operators, AddsLowRank):
+            pytest.skip(f"{self.plugin.__name__} is no AddsLowRank")
+        return operators
+
     @pytest.mark.parametrize("vocab_size", [7, 1000, 3001])
     def test_draw(self, drawing_operators: DrawsTokens, vocab_size: int) -> None:
         """With and without each parameter, among ties and masked tokens: the uniform falls into the middle of a token's
@@ -298,6 +324,57 @@ class OperatorsSuite(PluginSuite):
             _, tokens = chain_operators.accept_chains(*chains.arguments)
             assert 0 <= int(tokens) < 50
 
+    def _add(self, operators: AddsLowRank, case: LowRankCase) -> torch.Tensor:
+        y, *others = case.arguments
+        operators.add_low_rank(y, *others)
+        return y
+
+    @pytest.mark.parametrize("case", LOW_RANK.values(), ids=LOW_RANK.keys())
+    def test_add_low_rank(self, adding_operators: AddsLowRank, dtype: torch.dtype, case: LowRankCase) -> None:
+        """Layers of one part and of several, ranks below the highest, rows of all slots in any order, and rows without
+        an adapter."""
+        case = case.to(dtype, self.device)
+        given = [tensor.clone() for tensor in case.arguments[1:]]
+        y = self._add(adding_operators, case)
+        expected, scale = case.expected()
+        self.assert_close(y, expected, roundings=1, scale=scale)
+        bare = case.slots == -1
+        assert torch.equal(y[bare], case.y[bare]), "rows without an adapter were changed"
+        assert all(map(torch.equal, case.arguments[1:], given)), "nothing but y is changed"
+
+    def test_add_low_rank_to_rows_of_wider_ones(self, adding_operators: AddsLowRank, dtype: torch.dtype) -> None:
+        case = LOW_RANK["three parts"].to(dtype, self.device)
+        wide_y, wide_x = (self.random(len(case.y), 700, dtype=dtype) for _ in range(2))
+        before = wide_y.clone()
+        y, x = wide_y[:, 3 : 3 + case.y.shape[1]], wide_x[:, 5 : 5 + case.x.shape[1]]
+        case = replace(case, y=y.clone(), x=x)
+        adding_operators.add_low_rank(y, x, *case.arguments[2:])
+        expected, scale = case.expected()
+        self.assert_close(y, expected, roundings=1, scale=scale)
+        before[:, 3 : 3 + case.y.shape[1]] = y
+        assert torch.equal(wide_y, before), "elements outside the rows were changed"
+
+    def test_add_low_rank_rounds_once(self, adding_operators: AddsLowRank, dtype: torch.dtype) -> None:
+        """Inner products that the dtype does not hold: what is left beside y is exact."""
+        x = torch.ones(3, 40).to(self.device, dtype)
+        a = torch.arange(40.0).repeat(1, 1, 1, 1).to(self.device, dtype) % 31
+        inner = int(a.double().sum())  # 501, which bfloat16 does not hold
+        y = torch.full((3, 24), -float(inner - 1)).to(self.device, dtype)
+        left = inner + float(y[0, 0])
+        ones, starts = torch.ones(1, 1, 24).to(self.device, dtype), torch.tensor([0, 24], dtype=torch.int32)
+        ranks, slots = torch.ones(1, dtype=torch.int32), torch.zeros(3, dtype=torch.int32)
+        places = (tensor.to(self.device) for tensor in (starts, ranks, slots))
+        adding_operators.add_low_rank(y, x, a, ones, *places)
+        assert torch.equal(y.double(), torch.full_like(y, left).double())
+
+    def test_adapters_of_other_slots_do_not_matter(self, adding_operators: AddsLowRank, dtype: torch.dtype) -> None:
+        """Whatever they hold."""
+        case = LOW_RANK["three parts"].to(dtype, self.device)
+        case = replace(case, slots=torch.where(case.slots == 1, -1, case.slots))
+        expected = self._add(adding_operators, case)
+        case.a[1], case.b[1] = torch.nan, torch.inf
+        assert torch.equal(self._add(adding_operators, case), expected)
+
     # --- promises ------------------------------------------------------------------------------------------
 
     def test_rows_do_not_depend_on_the_batch(self, operators: Operators, dtype: torch.dtype) -> None:
@@ -321,6 +398,16 @@ class OperatorsSuite(PluginSuite):
         for part in (slice(0, 1), slice(17, 18), slice(40, 47), slice(129, 130)):
             for alone, among in zip(run(part), everything, strict=True):
                 assert torch.equal(alone, among[part])
+
+    @pytest.mark.parametrize("case", ["three parts", "one slot", "many rows"])
+    def test_adapted_rows_do_not_depend_on_the_batch(
+        self, adding_operators: AddsLowRank, dtype: torch.dtype, case: str
+    ) -> None:
+        together = LOW_RANK[case].to(dtype, self.device)
+        expected = self._add(adding_operators, together)
+        rows = len(together.y)
+        for part in (slice(0, 1), slice(1, 4), slice(rows - 6, rows - 1), slice(rows - 1, rows)):
+            assert torch.equal(self._add(adding_operators, together.only(part)), expected[part])
 
     def test_chains_do_not_depend_on_the_batch(self, chain_operators: AcceptsChains) -> None:
         sizes = [4, 1, 0, 6, 3]

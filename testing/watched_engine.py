@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail.contracts.engine_client import EngineFacts, RequestPlan, RequestReports, RequestStream
+from dovetail.contracts.lora import LoadedLoRA, LoRARequest
 from dovetail.contracts.outputs import RequestOutput
 from dovetail.contracts.prompts import ChatPrompt, Prompt
 from dovetail.contracts.sampling import SamplingParams
@@ -136,6 +137,22 @@ class WatchedEngine:
     def token_texts(self, token_ids: Iterable[int]) -> list[str]:
         """See `EngineClient.token_texts`."""
         return self._engine.token_texts(token_ids)
+
+    async def add_lora(self, request: LoRARequest) -> LoadedLoRA:
+        """See `EngineClient.add_lora`."""
+        return await self._engine.add_lora(request)
+
+    async def remove_lora(self, adapter: str | int) -> None:
+        """See `EngineClient.remove_lora`."""
+        await self._engine.remove_lora(adapter)
+
+    async def list_loras(self) -> list[LoadedLoRA]:
+        """See `EngineClient.list_loras`."""
+        return await self._engine.list_loras()
+
+    async def pin_lora(self, adapter: str | int) -> None:
+        """See `EngineClient.pin_lora`."""
+        await self._engine.pin_lora(adapter)
 
     async def metrics(self) -> Exposition:
         """An exposition without a metric."""

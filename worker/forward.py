@@ -15,7 +15,7 @@ from dovetail.contracts.attention import AttentionBackend, AttentionBatch
 from dovetail.contracts.device import Device, Graph, Runtime
 from dovetail.contracts.errors import CapacityError, ConfigError, WorkerError
 from dovetail.contracts.kv import LayerCache, StateSpec
-from dovetail.contracts.model import CausalLM, ModelInputs
+from dovetail.contracts.model import AdapterRows, CausalLM, ModelInputs
 from dovetail.contracts.scheduler import SchedulerLimits
 from dovetail.nn.attention import Attention
 from dovetail.nn.host_copies import on_device
@@ -37,13 +37,16 @@ logger = logging.getLogger(__name__)
 MAX_REPEATED_ROWS = 64
 """Passes of more rows are not recorded: there the kernels themselves take the time."""
 
+_PassKey = tuple[int, int, int]
+"""Rows of a recorded pass, threads that it runs on, and number of its inputs: with adapters there is one more."""
 Backends = Mapping[int, AttentionBackend]
 """By KV group."""
 States = tuple[torch.Tensor, torch.Tensor | None]
 """Last hidden states [T, hidden_size], and those between layers that some drafter wants, side by side."""
-ModelPass = Callable[[torch.Tensor, torch.Tensor], States]
-"""From int64 [T] token ids and positions to states: one call of `CausalLM.forward`, compiled or not. Only tensors cross
-it, so that it can be compiled, captured and replayed; the records of the contract are made inside."""
+ModelPass = Callable[..., States]
+"""From int64 [T] token ids and positions to states: one call of `CausalLM.forward`, compiled or not; where some token
+has an adapter, with int32 [T] slots as third argument. Only tensors cross it, so that it can be compiled, captured and
+replayed; the records of the contract are made inside."""
 
 
 class ForwardPass(ABC):
@@ -71,18 +74,18 @@ class EagerForward(ForwardPass):
 
     def run(self, inputs: StepInputs, ids: torch.Tensor, positions: torch.Tensor) -> States:
         _plan(self._backends, inputs)
-        return self._forward(ids, positions)
+        return self._forward(ids, positions, *_adapter_slots(inputs, ids.device))
 
 
 class RepeatingForward(ForwardPass):
     """As `EagerForward` on a CPU, where passes that are nothing but native kernels are recorded and repeated.
 
-    For each number of rows: the first pass runs as it is, the second is recorded, the third is replayed and compared,
-    and those after it are replayed. Where one cannot be recorded, or came out different, all run as they are from then
-    on. Weights may be loaded again, since kernels keep their memory (`LinearKernel.load`).
+    For each number of rows, with and without adapters: the first pass runs as it is, the second is recorded, the third
+    is replayed and compared, and those after it are replayed. Where one cannot be recorded, or came out different, all
+    run as they are from then on. Weights may be loaded again, since kernels keep their memory (`LinearKernel.load`).
     """
 
-    def __init__(self, forward: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], backends: Backends):
+    def __init__(self, forward: Callable[..., torch.Tensor], backends: Backends):
         """`forward`: as a `ModelPass`, but for states between layers, which a recording does not keep."""
         self._forward = forward
         self._backends = backends
@@ -90,47 +93,46 @@ class RepeatingForward(ForwardPass):
 
     def run(self, inputs: StepInputs, ids: torch.Tensor, positions: torch.Tensor) -> States:
         _plan(self._backends, inputs)
-        return self.repeat(ids, positions), None
+        return self.repeat(ids, positions, *_adapter_slots(inputs, ids.device)), None
 
     def prepare(self) -> None:
         """Forgets the recordings: they hold addresses of memory that may have moved."""
-        self._seen: set[tuple[int, int]] = set()
-        self._replays: dict[tuple[int, int], Replay] = {}
-        self._proven: set[tuple[int, int]] = set()
+        self._seen: set[_PassKey] = set()
+        self._replays: dict[_PassKey, Replay] = {}
+        self._proven: set[_PassKey] = set()
         self.refusal: str | None = None
         """Why passes are not replayed; None while they are."""
 
-    def repeat(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """int64 [T], int64 [T] -> [T, hidden_size]; the result of a replay is valid until the next one."""
-        num_rows = len(ids)
+    def repeat(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """As `ModelPass`: int64 [T], int64 [T], perhaps int32 [T] -> [T, hidden_size]; the result of a replay is valid
+        until the next one."""
+        num_rows = len(inputs[0])
         if self.refusal is not None or not 0 < num_rows <= MAX_REPEATED_ROWS:
-            return self._forward(ids, positions)
-        key = num_rows, torch.get_num_threads()
+            return self._forward(*inputs)
+        key = num_rows, torch.get_num_threads(), len(inputs)
         replay = self._replays.get(key)
         if replay is None:
-            return self._record(key, ids, positions)
-        replay.inputs[0].copy_(ids)
-        replay.inputs[1].copy_(positions)
-        return replay.run() if key in self._proven else self._compare(key, replay, ids, positions)
+            return self._record(key, inputs)
+        for kept, given in zip(replay.inputs, inputs, strict=True):
+            kept.copy_(given)
+        return replay.run() if key in self._proven else self._compare(key, replay, inputs)
 
-    def _record(self, key: tuple[int, int], ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def _record(self, key: _PassKey, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
         if key not in self._seen:
             self._seen.add(key)
-            return self._forward(ids, positions)
-        output, replay = record(self._forward, (ids.clone(), positions.clone()))
+            return self._forward(*inputs)
+        output, replay = record(self._forward, tuple(tensor.clone() for tensor in inputs))
         if isinstance(replay, Replay):
             self._replays[key] = replay
         else:
             self._refuse(replay)
         return output
 
-    def _compare(
-        self, key: tuple[int, int], replay: Replay, ids: torch.Tensor, positions: torch.Tensor
-    ) -> torch.Tensor:
+    def _compare(self, key: _PassKey, replay: Replay, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
         # Both write the same keys and values to the same slots, so the order does not matter.
         replay.forget()
         replayed = replay.run()
-        output = self._forward(ids, positions)
+        output = self._forward(*inputs)
         if torch.equal(output.view(torch.uint8), replayed.view(torch.uint8)):
             self._proven.add(key)
         else:
@@ -159,7 +161,9 @@ class GraphForward(ForwardPass):
         backends: Backends,
         ladder: GraphLadder,
         max_model_len: int,
+        has_adapters: bool = False,
     ):
+        """`has_adapters`: every shape is captured twice, without and with adapters."""
         self._device = device
         self._eager = eager
         self._forward = forward
@@ -169,8 +173,11 @@ class GraphForward(ForwardPass):
         self._block_size = next(iter(backends.values())).setup.block_size
         num_tokens = max(shape.num_tokens for shape in ladder.shapes)
         self._inputs = torch.zeros(2, num_tokens, dtype=torch.int64, device=device.torch_device)
-        self._outputs: dict[GraphShape, States] = {}
-        self._graphs: dict[GraphShape, Graph] = {}
+        self._slots = torch.full((num_tokens,), -1, dtype=torch.int32, device=device.torch_device)
+        self._kinds = (True, False) if has_adapters else (False,)
+        """Whether the passes of a graph have adapters."""
+        self._outputs: dict[tuple[GraphShape, bool], States] = {}
+        self._graphs: dict[tuple[GraphShape, bool], Graph] = {}
         self.num_replays = 0
         """Steps that ran as a graph so far."""
 
@@ -182,35 +189,39 @@ class GraphForward(ForwardPass):
         and allocator of the process in a state that nobody can rely on.
         """
         self.release()
-        for shape in self._ladder.descending():
-            self._capture(shape)
+        for shape, adapts in self._variants():
+            self._capture(shape, adapts)
 
     def measure(self) -> int:
         """Bytes that `prepare` will take on the device: the two largest shapes are captured, and dropped again. The
         first makes the memory that all share; every further one is taken to need as much as the second. Raises as
         `prepare` does."""
         self.release()
-        shapes = self._ladder.descending()
+        shapes = self._variants()
         free = [self._free_memory()]
-        for shape in shapes[:2]:
-            self._capture(shape)
+        for shape, adapts in shapes[:2]:
+            self._capture(shape, adapts)
             free.append(self._free_memory())
         self.release()
         self._device.release_unused()
         steps = [max(0, before - after) for before, after in itertools.pairwise(free)]
         return sum(steps) + sum(steps[1:]) * max(0, len(shapes) - 2)
 
+    def _variants(self) -> list[tuple[GraphShape, bool]]:
+        """What is captured, the largest first."""
+        return [(shape, adapts) for shape in self._ladder.descending() for adapts in self._kinds]
+
     def _free_memory(self) -> int:
         """Bytes, those among them that an allocator keeps in a cache."""
         self._device.release_unused()
         return self._device.memory().free
 
-    def _capture(self, shape: GraphShape) -> None:
+    def _capture(self, shape: GraphShape, adapts: bool) -> None:
         step = dummy_step(shape, 1 + max(self._backends), self._max_model_len, self._block_size)
-        self._device.launch(lambda: self._warm_up(step, shape))
+        self._device.launch(lambda: self._warm_up(step, shape, adapts))
         self._device.synchronize()
         try:
-            self._graphs[shape] = self._device.capture(lambda: self._call(shape))
+            self._graphs[shape, adapts] = self._device.capture(lambda: self._call(shape, adapts))
         except (CapacityError, ConfigError):
             raise
         except Exception as error:
@@ -227,34 +238,35 @@ class GraphForward(ForwardPass):
 
     def run(self, inputs: StepInputs, ids: torch.Tensor, positions: torch.Tensor) -> States:
         shape = self._ladder.choose(inputs)
-        graph = self._graphs.get(shape) if shape is not None else None
+        adapts = inputs.adapter_slots is not None
+        graph = self._graphs.get((shape, adapts)) if shape is not None else None
         if shape is None or graph is None:
             return self._eager.run(inputs, ids, positions)
         step = padded(inputs, shape, self._block_size)
         self._plan(step, shape)
-        if step.token_indices[-1] + 1 == len(step.token_indices):  # no padding between real tokens
-            self._inputs[0, : len(ids)] = ids
-            self._inputs[1, : len(ids)] = positions
-            graph.replay()
-            self.num_replays += 1
-            return _rows(self._outputs[shape], slice(len(ids)))
-        indices = on_device(step.token_indices, self._inputs.device)
-        self._inputs[0, indices] = ids
-        self._inputs[1, indices] = positions
+        rows: slice | torch.Tensor = slice(len(ids))
+        if step.token_indices[-1] + 1 != len(step.token_indices):  # padding between real tokens
+            rows = on_device(step.token_indices, self._inputs.device)
+        self._inputs[0, rows] = ids
+        self._inputs[1, rows] = positions
+        for slots in _adapter_slots(inputs, ids.device):
+            self._slots.fill_(-1)
+            self._slots[rows] = slots
         graph.replay()
         self.num_replays += 1
-        return _rows(self._outputs[shape], indices)
+        return _rows(self._outputs[shape, adapts], rows)
 
     @torch.inference_mode()
-    def _warm_up(self, step: PaddedStep, shape: GraphShape) -> None:
+    def _warm_up(self, step: PaddedStep, shape: GraphShape, adapts: bool) -> None:
         """Once without capturing: kernels are compiled and libraries make their plans."""
         self._plan(step, shape)
-        self._call(shape)
+        self._call(shape, adapts)
 
     @torch.inference_mode()
-    def _call(self, shape: GraphShape) -> None:
+    def _call(self, shape: GraphShape, adapts: bool) -> None:
         count = shape.num_tokens
-        self._outputs[shape] = self._forward(self._inputs[0, :count], self._inputs[1, :count])
+        slots = (self._slots[:count],) if adapts else ()
+        self._outputs[shape, adapts] = self._forward(self._inputs[0, :count], self._inputs[1, :count], *slots)
 
     def _plan(self, step: PaddedStep, shape: GraphShape) -> None:
         for group, backend in self._backends.items():
@@ -283,20 +295,21 @@ def create_forward(
     caches: Sequence[LayerCache | None] = (),
     enforce_eager: bool = False,
     obstacle: str | None = None,
+    has_adapters: bool = False,
 ) -> ForwardPass:
     """The forward pass that a runtime asks for.
 
     `forward`: gives the states of `hidden_layers`, which drafters want. `query_lens`: of decode and verify steps.
     `caches`: what the model's layers keep; with recurrent states nothing is recorded, since proving a recording runs a
     pass twice. `enforce_eager`: without a runtime, nothing is recorded; a runtime says so itself. `obstacle`: why steps
-    of this model cannot be captured (`why_not_captured`).
+    of this model cannot be captured (`why_not_captured`). `has_adapters`: whether steps may have some.
 
     Raises `ConfigError` where batch sizes for graphs are given and cannot be had, and what `GraphForward.prepare` does.
     """
     has_states = any(isinstance(cache, StateSpec) for cache in caches)
     may_repeat = not (hidden_layers or enforce_eager or has_states)
     if may_repeat and runtime is None and device.torch_device.type == "cpu":
-        return RepeatingForward(lambda ids, positions: forward(ids, positions)[0], backends)
+        return RepeatingForward(lambda *inputs: forward(*inputs)[0], backends)
     if runtime is None or not wants_graphs(runtime):
         return EagerForward(forward, backends)
     sizes = _sizes(runtime, limits)
@@ -305,7 +318,7 @@ def create_forward(
         raise ConfigError(f"executor.cuda_graphs {sizes}: {problem}")
     if problem is not None:
         return _eager(forward, backends, problem)
-    captured = create_graphs(device, runtime, forward, backends, limits, query_lens)
+    captured = create_graphs(device, runtime, forward, backends, limits, query_lens, has_adapters=has_adapters)
     try:
         captured.prepare()
     except ConfigError as error:
@@ -328,10 +341,13 @@ def create_graphs(
     backends: Backends,
     limits: SchedulerLimits,
     query_lens: Sequence[int],
+    *,
+    has_adapters: bool = False,
 ) -> GraphForward:
     """Graphs of the sizes that a runtime asks for; none is captured yet."""
     ladder = GraphLadder(_sizes(runtime, limits), query_lens, limits.max_num_batched_tokens, limits.max_model_len)
-    return GraphForward(device, EagerForward(forward, backends), forward, backends, ladder, limits.max_model_len)
+    eager = EagerForward(forward, backends)
+    return GraphForward(device, eager, forward, backends, ladder, limits.max_model_len, has_adapters)
 
 
 def wants_graphs(runtime: Runtime | None) -> bool:
@@ -347,8 +363,9 @@ def model_pass(model: CausalLM, hidden_layers: Sequence[int] = ()) -> ModelPass:
     """A pass that gives the states that enter `hidden_layers` as well, which ascend."""
     layers = tuple(hidden_layers)
 
-    def run(ids: torch.Tensor, positions: torch.Tensor) -> States:
-        outputs = model.forward(ModelInputs(input_ids=ids, positions=positions, layers=layers))
+    def run(ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor | None = None) -> States:
+        adapters = None if slots is None else AdapterRows(slots=slots)
+        outputs = model.forward(ModelInputs(input_ids=ids, positions=positions, layers=layers, adapters=adapters))
         return outputs.hidden, outputs.layer_states
 
     return run
@@ -368,6 +385,11 @@ def compiled(model: CausalLM, function: Callable[..., Any], mode: str | None) ->
             kernel.apply = torch.compiler.disable(kernel.apply)  # type: ignore[method-assign,no-untyped-call]
     made: Callable[..., Any] = torch.compile(function, dynamic=True, mode=None if mode == "default" else mode)
     return made
+
+
+def _adapter_slots(inputs: StepInputs, device: torch.device) -> tuple[torch.Tensor, ...]:
+    """The third argument of a `ModelPass`, where it has one."""
+    return () if inputs.adapter_slots is None else (on_device(inputs.adapter_slots, device),)
 
 
 def _plan(backends: Backends, inputs: StepInputs) -> None:

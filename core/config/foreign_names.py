@@ -54,6 +54,9 @@ class ForeignName:
     """Values that are not taken, with the reason, of a name that works otherwise."""
     no_effect: tuple[Any, ...] = ()
     """Values that ask for what happens anyway."""
+    entries: Mapping[str, str] = field(default_factory=dict)
+    """Of a name that takes entries, each as `NAME=VALUE` or as JSON with `name` and these fields: the mapping in which
+    the field's value is put under the entry's name, for each field. The first is the one that `VALUE` gives."""
     factor: float = 1.0
     """What a number is multiplied by: the key may count in another unit."""
     parts: Mapping[str, ForeignName] = field(default_factory=dict)
@@ -87,6 +90,8 @@ class ForeignName:
             return []
         if self.parts:
             return self._translate_parts(_parse_json(value, text) if isinstance(value, str) else value, text)
+        if self.entries:
+            return self._translate_entries(value, text)
         if self.status != "works" or self.key is None:
             raise ConfigError(f"{text}={value!r} is {self.status}: {self.refusal}")
         if isinstance(value, str) and value in self.refuses:
@@ -117,6 +122,39 @@ class ForeignName:
                 raise ConfigError(f"{text}: unknown key {name!r}: {nearest(str(name), self.parts)}")
             translated += self.parts[name].translate(item, f"{text}.{name}")
         return translated
+
+    def _translate_entries(self, value: Any, text: str) -> list[tuple[KeyPath, Any]]:
+        translated: list[tuple[KeyPath, Any]] = []
+        seen: set[str] = set()
+        for item in [value] if isinstance(value, str | Mapping) else value:
+            entry = self._entry(item, text)
+            name = entry.pop("name")
+            if name in seen:
+                raise ConfigError(f"{text}: {name!r} is given twice: keep one")
+            seen.add(name)
+            translated += [((*self.entries[key].split("."), name), part) for key, part in entry.items()]
+        return translated
+
+    def _entry(self, item: Any, text: str) -> dict[str, str]:
+        """One entry by its fields, `name` among them."""
+        required, given = next(iter(self.entries)), item
+        if isinstance(item, str) and not item.lstrip().startswith("{"):
+            name, _, value = item.partition("=")
+            item = {"name": name, required: value}
+        elif isinstance(item, str):
+            item = _parse_json(item, text)
+        known = ("name", *self.entries)
+        found = {key: part for key, part in item.items() if part is not None} if isinstance(item, Mapping) else {}
+        for key, part in found.items():
+            if key not in known:
+                raise ConfigError(f"{text}: unknown key {key!r}: {nearest(str(key), known)}")
+            if not isinstance(part, str):
+                raise ConfigError(f"{text}: {key} must be text, got {part!r}")
+        if not (found.get("name") and found.get(required)):
+            raise ConfigError(
+                f'{text}: {given!r} must be NAME={required.upper()}, or JSON with "name" and "{required}"'
+            )
+        return found
 
 
 @dataclass(frozen=True)

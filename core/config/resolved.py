@@ -199,6 +199,19 @@ class ResolvedSpeculation:
 
 
 @dataclass(frozen=True)
+class ResolvedLoRA:
+    """Low-rank adapters that requests may name."""
+
+    max_loras: int
+    """Slots: adapters that one step can apply."""
+    max_rank: int
+    max_cpu_loras: int
+    """Adapters that each worker keeps in host memory."""
+    modules: tuple[tuple[str, str], ...] = ()
+    """Name and folder of those that are loaded at the start."""
+
+
+@dataclass(frozen=True)
 class ResolvedGrammar:
     """What compiles the grammars of requests."""
 
@@ -251,6 +264,8 @@ class ResolvedConfig:
     """The resolved tree as plain data (the sections of the config file), for manifests and hooks."""
     warnings: tuple[str, ...] = ()
     """What is odd and stops nothing: an installed plugin that cannot be loaded, a manifest of other versions."""
+    lora: ResolvedLoRA | None = None
+    """None: requests with an adapter are refused."""
 
     def quantization_need(self) -> QuantizationNeed:
         """What the quantization method is asked for, at its creation as at its check."""

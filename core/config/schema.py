@@ -254,6 +254,20 @@ class ExperimentSection(Section):
     seed: int = Field(default=0, ge=0, description="Another seed draws anew")
 
 
+class LoRASection(Section):
+    """Low-rank adapters over the model's weights."""
+
+    enabled: bool = Field(default=False, description="Requests may name an adapter (LoRA); they take memory")
+    max_loras: int = Field(default=1, ge=1, description="Adapters that one step can apply, each in a slot of its own")
+    max_rank: int = Field(default=16, ge=1, le=1024, description="Largest rank of an adapter; sizes the slots")
+    max_cpu_loras: int | None = Field(
+        default=None, ge=1, description="Adapters that each worker keeps in host memory; null: max_loras"
+    )
+    modules: dict[str, str] = Field(
+        default_factory=dict, description="Adapters that are loaded at the start: name -> folder with PEFT's files"
+    )
+
+
 class GrammarSection(ComponentSection):
     """What compiles the grammars of structured outputs, and what one grammar may take."""
 
@@ -412,6 +426,7 @@ class EngineConfig(Section):
     attention: ComponentSection = ComponentSection()
     scheduler: SchedulerSection = SchedulerSection()
     speculative: SpeculativeSection | None = None
+    lora: LoRASection = LoRASection()
     reproducibility: Literal["default", "strict"] = Field(
         default="default",
         description="strict: a request's tokens do not depend on what else is in the batch, nor on speculation",
@@ -478,6 +493,7 @@ PLACES: tuple[Place, ...] = (
     Place(("speculative", "drafters", "*"), DrafterSection, "draft_worker", "name"),
     Place(("speculative", "drafters", "*", "attention"), ComponentSection, "attention_backend", "name", nullable=True),
     Place(("speculative", "acceptance"), ComponentSection, "acceptance_rule", "name"),
+    Place(("lora",), LoRASection),
     Place(("dialect",), ComponentSection, "dialect", "name", nullable=True),
     Place(("grammar",), GrammarSection, "grammar", "name", nullable=True),
     Place(("logits_processors", "*"), NamedSection, "logits_processor", "name"),

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from dovetail.contracts.lora import LoadedLoRA, LoRARequest
 from dovetail.contracts.outputs import RequestOutput
 from dovetail.contracts.prompts import ChatPrompt, Prompt
 from dovetail.contracts.sampling import SamplingParams
@@ -104,6 +105,8 @@ class EngineFacts:
     prefix_caching: bool = False
     architecture: str = ""
     """First of `architectures` in the model's config.json."""
+    max_loras: int = 0
+    """Adapters that one step can apply; 0: requests with an adapter are refused."""
     dialect: DialectFacts | None = None
     """None: the engine has no tokenizer, or no dialect."""
 
@@ -127,7 +130,7 @@ class RequestReport:
 
     state: str
     """"finished", or of the first completion that has not ended: "waiting", "running", "preempted", "swapped", "held",
-    or "compiling" (it waits for its grammar)."""
+    "compiling" (it waits for its grammar) or "loading" (it waits until its adapter is read)."""
     stats: RequestStats
     """Of a request that has not finished: up to now, with `finish_time` the time of the report and `finish_reason`
     empty."""
@@ -177,11 +180,13 @@ class EngineClient(Protocol):
         cache_salt: str | None = None,
         trace_headers: Mapping[str, str] | None = None,
         user: str | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> RequestStream:
         """Returns once the prompt is tokenized and the engine has the request. Raises `RequestError` for one that is
         refused. Lower `priority` runs first; requests with the same `cache_salt` share prefix-cache entries;
         `trace_headers` is the W3C trace context that the request belongs to; `user` says for whom it is, to experiments
-        that give all requests of one user the same arm."""
+        that give all requests of one user the same arm; `lora_request` names an adapter that is added to the weights;
+        where it is not loaded, the request waits for it."""
 
     async def abort(self, request_id: str) -> None:
         """Ends a request; its stream yields a last output with finish_reason "abort". Unknown ids are ignored."""
@@ -207,6 +212,22 @@ class EngineClient(Protocol):
 
     def token_texts(self, token_ids: Iterable[int]) -> list[str]:
         """The text of each token, special ones included; bytes that are no UTF-8 become U+FFFD."""
+
+    async def add_lora(self, request: LoRARequest) -> LoadedLoRA:
+        """Reads an adapter and checks it, so that requests may name it; steps go on meanwhile. Raises `RequestError`
+        for what is no adapter of this model, `AdapterNotFound` where its folder is not there, `AdapterConflict` for a
+        name that another adapter has, and for files that changed since they were read."""
+
+    async def remove_lora(self, adapter: str | int) -> None:
+        """Unloads an adapter, by name or number. Raises `AdapterNotFound`, and `AdapterConflict` while requests use
+        it."""
+
+    async def list_loras(self) -> list[LoadedLoRA]:
+        """The adapters that are loaded."""
+
+    async def pin_lora(self, adapter: str | int) -> None:
+        """An adapter keeps its slot once it has one. Raises `AdapterNotFound`, and `RequestError` where no slot would
+        be left for others."""
 
     async def metrics(self) -> Exposition:
         """Everything that was counted since the engine started."""

@@ -36,7 +36,7 @@ KINDS: dict[str, Kind] = {
         Kind(
             "executor",
             "dovetail.contracts.executor:Executor",
-            _V1,
+            ContractVersion(1, 1),
             "where workers run and how steps reach them",
             "dovetail.contracts.executor:ExecutorNeed",
         ),
@@ -57,7 +57,7 @@ KINDS: dict[str, Kind] = {
         Kind(
             "model_family",
             "dovetail.contracts.model:ModelFamily",
-            ContractVersion(1, 3),
+            ContractVersion(1, 4),
             "a config to a module that calls attention",
             "dovetail.contracts.model:ModelNeed",
         ),
@@ -79,7 +79,7 @@ KINDS: dict[str, Kind] = {
         Kind(
             "operators",
             "dovetail.contracts.operators:Operators",
-            ContractVersion(1, 1),
+            ContractVersion(1, 2),
             "the small operators between linear layers",
             "dovetail.contracts.operators:OperatorsNeed",
         ),
@@ -112,7 +112,7 @@ KINDS: dict[str, Kind] = {
             "how many drafts are asked for and verified",
             "dovetail.contracts.draft_length:LengthNeed",
         ),
-        Kind("route", "dovetail.contracts.route:Route", _V1, "endpoints of the server"),
+        Kind("route", "dovetail.contracts.route:Route", ContractVersion(1, 2), "endpoints of the server"),
         Kind(
             "dialect",
             "dovetail.contracts.dialect:Dialect",
@@ -121,7 +121,12 @@ KINDS: dict[str, Kind] = {
             "dovetail.contracts.dialect:DialectNeed",
         ),
         Kind("command", "dovetail.contracts.command:Command", _V1, "a command of the CLI"),
-        Kind("telemetry_sink", "dovetail.contracts.telemetry:TelemetrySink", _V1, "where measurements go"),
+        Kind(
+            "telemetry_sink",
+            "dovetail.contracts.telemetry:TelemetrySink",
+            ContractVersion(1, 1),
+            "where measurements go",
+        ),
     )
 }
 

@@ -48,6 +48,10 @@ class ModelCapabilities:
     """Forward passes can be captured in a graph: they launch the same operations for every step of as many tokens, and
     neither wait for the device nor read its memory. Modules that do so in some cases only are `dovetail.nn.MayWait`.
     Otherwise steps run eagerly."""
+    adapters: bool = False
+    """With `ModelContext.adapters` the modules take `ModelInputs.adapters`: every linear layer between embedding and
+    output layer takes low-rank adapters, those of a mixture's experts aside, as the layers of `dovetail.nn` do in a
+    `dovetail.nn.StagedCausalLM`."""
     stages: bool = False
     """`create` builds the layers that `ModelContext.held_layers` names and no others, so that the layers can be divided
     among pipeline stages. Otherwise it refuses a context that is not both first and last stage."""
@@ -91,6 +95,16 @@ class ModelNeed:
         ),
     )
     """Whether a row's result bits must not depend on the rows of the same batch (`reproducibility: strict`)."""
+    adapters: bool = field(
+        default=False,
+        metadata=compared(
+            "adapters",
+            flag,
+            "{name} applies no adapters: set lora.enabled to false, and serve a model with the adapter merged into its "
+            "weights; or choose a family that declares adapters.",
+        ),
+    )
+    """Whether low-rank adapters will be applied to the tokens of requests (`lora.enabled`)."""
 
 
 class Communicator(Protocol):
@@ -112,6 +126,19 @@ class Communicator(Protocol):
 
     def broadcast(self, tensor: torch.Tensor, src: int) -> torch.Tensor:
         """Overwrites `tensor` with that of rank `src`, in place, and returns it."""
+
+
+class AdapterRegistry(Protocol):
+    """Where a module's linear layers register, so that adapters can be placed in them. The host makes it, a
+    `dovetail.nn.AdapterSpace`, which is what the blocks of `dovetail.nn` take."""
+
+    @property
+    def max_loras(self) -> int:
+        """Number of slots: adapters that the tokens of one step may have between them."""
+
+    @property
+    def max_rank(self) -> int:
+        """Highest rank of an adapter."""
 
 
 class ModelContext(Protocol):
@@ -140,6 +167,11 @@ class ModelContext(Protocol):
     """Whether the module has the embedding: it takes token ids or embeddings and serves `embed`."""
     is_last_stage: bool
     """Whether the module has the final norm and the output layer of `compute_logits`."""
+
+    @property
+    def adapters(self) -> AdapterRegistry | None:
+        """Where linear layers register for low-rank adapters; None: the module gets none. Set only for families with
+        the capability `adapters`."""
 
     def held_layers(self, num_layers: int) -> range:
         """Returns which of the model's `num_layers` decoder layers this module holds, numbered from 0 as in the
@@ -172,6 +204,14 @@ class ModelContext(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class AdapterRows:
+    """Which low-rank adapter each token of a step has (Hu et al. 2021, arXiv 2106.09685)."""
+
+    slots: torch.Tensor
+    """int32 [T] on the context's device: the slot in `ModelContext.adapters`, -1 for none."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class ModelInputs:
     """The query tokens of one step, flat over requests: T tokens. Tensors lie on the context's device.
 
@@ -197,8 +237,9 @@ class ModelInputs:
     """Numbers of the decoder layers that are left out: their input is their output, and their keys and values are
     neither read nor written. The host sets it only for families with the capability `skips_layers`, on models of one
     stage, and never together with `layers`; others raise `ModelError`."""
-    adapters: None = None
-    """Reserved for the low-rank adapters of each token. A family raises `ModelError` for anything but None."""
+    adapters: AdapterRows | None = None
+    """The adapter of each token; None: no token has one. The host sets it only for modules that were made with
+    `ModelContext.adapters`; others raise `ModelError`."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -7,7 +7,7 @@ arguments stay unchanged. Tensors are on one device. Rows are [T, ...] with T >=
 strided views.
 
 Each optional operator is a class of its own, which a set derives from as well: `DrawsTokens`, `MultipliesGroups`,
-`AcceptsChains`. The host asks by `isinstance`, and uses torch where a set has none.
+`AcceptsChains`, `AddsLowRank`. The host asks by `isinstance`, and uses torch where a set has none.
 """
 
 from __future__ import annotations
@@ -169,4 +169,31 @@ class AcceptsChains(Operators):
 
         Returns int64 [R], the number of accepted nodes of each chain, and int64 [R], the token that follows: never one
         with w = 0; for rows with NaN or only zeros, any token id. Must not synchronise with the device.
+        """
+
+
+class AddsLowRank(Operators):
+    """A set that adds low-rank adapters (Hu et al. 2021, arXiv 2106.09685) to the outputs of linear layers, another one
+    to each row. For other sets the host computes slot by slot, and waits for the device to know the slots."""
+
+    @abstractmethod
+    def add_low_rank(
+        self,
+        y: torch.Tensor,
+        x: torch.Tensor,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        part_starts: torch.Tensor,
+        ranks: torch.Tensor,
+        slots: torch.Tensor,
+    ) -> None:
+        """y[t, o] += sum over r < ranks[s] of b[s, r, o] * h[r], with h[r] = sum over i of a[s, p, r, i] * x[t, i], s =
+        slots[t], and p the part of the layer that column o belongs to. Rows with slot -1 keep their bits.
+
+        y is [T, out_features], changed in place, and x [T, in_features]; the elements of a row are contiguous. The
+        adapters of all slots are a [slots, parts, max_rank, in_features] and b [slots, max_rank, out_features] in their
+        dtype, contiguous; rows of a and b from the rank on are zeros, which need not be read. part_starts is int32
+        [parts + 1], the first column of each part and out_features; ranks int32 [slots], 0 for a slot that changes
+        nothing; slots int32 [T], all three contiguous and on the device. The sums and h are float32 (float64 for
+        float64), and y is rounded to its dtype once. Must not synchronise with the device.
         """

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from dovetail.contracts.lora import LoRARequest
+
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
@@ -176,6 +178,8 @@ class RequestOutput:
 
     is_delta: bool = False
     """Whether `outputs` have only what is new (`output_kind` "delta")."""
+    lora_request: LoRARequest | None = None
+    """The adapter that was added to the weights, as it was asked for."""
 
     @property
     def num_cached_tokens(self) -> int:

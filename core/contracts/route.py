@@ -18,10 +18,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from dovetail.contracts.engine_client import EngineClient
 from dovetail.contracts.errors import DovetailError
+from dovetail.contracts.lora import LoRARequest
 from dovetail.contracts.plugin import Plugin, PluginOptions
 
 if TYPE_CHECKING:
@@ -49,6 +51,16 @@ class APIError(DovetailError):
         self.param = param
         self.code = code
         self.headers = dict(headers or {})
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """What a request names as its `model`."""
+
+    name: str
+    """Which the response shows."""
+    lora_request: LoRARequest | None = None
+    """What `EngineClient.submit` gets: the adapter that has the name; None for the model itself."""
 
 
 class RouteHost(Protocol):
@@ -79,7 +91,12 @@ class RouteHost(Protocol):
         """Whether the server takes no new requests, and ends once those under way are done."""
 
     def check_model(self, name: str | None) -> str:
-        """The name that the response shows. Raises `APIError` 404 for a model that is not served. None: the first."""
+        """The name that the response shows. Raises `APIError` 404 for a model that is not served, adapters among them:
+        a route that serves those calls `find_model`. None: the first."""
+
+    async def find_model(self, name: str | None) -> ServedModel:
+        """The model, or the adapter of that name. Raises `APIError` 404 for what is not served. None: the first model.
+        An adapter may be unloaded before `submit` is called with it, which raises `AdapterNotFound` then."""
 
     def event_stream(self, request: Request, frames: AsyncGenerator[bytes, None]) -> Response:
         """A response of server-sent events. `frames` are whole events as they go over the wire; the first is awaited

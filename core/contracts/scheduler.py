@@ -171,7 +171,8 @@ class KVMemory(Protocol):
     def awaits_prefix(self, request: Any) -> bool:
         """Returns whether a request without blocks would compute what another request already computes: the block after
         its cached prefix is part of this schedule, or of a step in flight. If it is admitted one step later, it finds
-        that block in the cache. Calling it is optional: a request that is admitted at once computes the block again.
+        that block in the cache. Also where the host will grant the request nothing in this step, whatever blocks are
+        free. Calling it is optional: a request that is admitted at once computes the block again, or is granted 0.
         """
 
     def attach_prefix(self, request: Any) -> int:

@@ -64,7 +64,8 @@ class NewRequest:
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
     """Token sequences of `SamplingParams.bad_words`: the last token of each cannot follow the others."""
     adapter: str | None = field(default=None, kw_only=True)
-    """Reserved: name of the low-rank adapter that is added to the weights for this request."""
+    """Digest of the low-rank adapter that is added to the weights for this request; None: none is. Workers have it in
+    the slot where an `AdapterPlacement` put it last."""
     media: tuple[MediaItem, ...] = field(default=(), kw_only=True)
     """Reserved: media items of the placeholders among the tokens, in ascending order of `first_token`."""
     pooling: str | None = field(default=None, kw_only=True)
@@ -80,12 +81,24 @@ class NewRequest:
         refuse_reserved(
             "NewRequest",
             {
-                "adapter": (self.adapter, "workers apply no adapters yet"),
                 "media": (self.media, "workers read no media yet"),
                 "pooling": (self.pooling, "workers sample tokens and pool no hidden states yet"),
                 "trace_context": (self.trace_context, "workers report no spans yet"),
             },
         )
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterPlacement:
+    """An adapter takes a slot next to the weights, in place of the one that was there."""
+
+    slot: int
+    name: str
+    """For messages."""
+    path: str
+    """Folder with its files, as every worker sees it."""
+    digest: str
+    """Of the content that was checked: a worker that finds another raises `ModelError`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +125,9 @@ class StepPlan:
     """(host block, device block): the worker copies these second."""
     copies: list[tuple[int, int]] = field(default_factory=list)
     """(from, to) device blocks for copy-on-write: the worker copies these last, before the forward pass."""
+    adapters: tuple[AdapterPlacement, ...] = ()
+    """Adapters that change slots before the forward pass, in this order. Requests that are in the batch may be among
+    those whose adapter moves."""
 
 
 @dataclass(frozen=True, slots=True)

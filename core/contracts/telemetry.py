@@ -79,6 +79,8 @@ class EngineDescription:
     """Label of the drafter that guesses for requests which name none."""
     experiments: tuple[ExperimentDescription, ...] = ()
     """On live traffic. A request takes part in one at most."""
+    max_loras: int = 0
+    """Adapters that one step can apply; 0: requests with an adapter are refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +173,7 @@ class RequestStats:
     drafter_is_idle: bool = False
     """Its drafter has not paid for long, so the request went without drafts of it."""
     adapter: str = ""
-    """Name of the adapter that was added to the weights; "" for none, as long as no adapters are served."""
+    """Name of the adapter that was added to the weights; "" for none."""
     weight_version: int = 0
     """How often the weights had been replaced when they computed the request."""
     n: int = 1
@@ -237,6 +239,10 @@ class EngineState:
     drafters: Mapping[str, DrafterTotals] = field(default_factory=dict)
     """By the drafter's label; without those that had no round yet."""
     sinks: tuple[SinkTotals, ...] = ()
+    running_adapters: tuple[str, ...] = ()
+    """Names of those that requests in the batch have."""
+    waiting_adapters: tuple[str, ...] = ()
+    """Names of those that requests have which wait, for the adapter itself among other things."""
 
 
 class TelemetrySink(Plugin):

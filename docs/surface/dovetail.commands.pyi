@@ -3,7 +3,7 @@ from dataclasses import dataclass, field
 from dovetail.config.files import FileContent
 from dovetail.config.layers import Dropped, Origin
 from dovetail.config.manifest import RecordedPlugin
-from dovetail.config.resolved import ResolvedCache, ResolvedGrammar, ResolvedModel, ResolvedSpeculation
+from dovetail.config.resolved import ResolvedCache, ResolvedGrammar, ResolvedLoRA, ResolvedModel, ResolvedSpeculation
 from dovetail.config.schema import EngineConfig
 from dovetail.config.tree import KeyPath
 from dovetail.contracts.dialect import Dialect
@@ -102,6 +102,7 @@ class MemoryEstimate:
     kv_bytes: int | None
     kv_tokens: int | None
     max_concurrency: float | None
+    adapter_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,7 @@ class ResolvedConfig:
     plugin_hash: str
     values: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    lora: ResolvedLoRA | None = None
     def quantization_need(self) -> QuantizationNeed: ...
     @property
     def is_strict(self) -> bool: ...

@@ -94,6 +94,14 @@ class ExperimentSection(Section):
     seed: int = Field(default=0, ge=0)
 
 
+class LoRASection(Section):
+    enabled: bool = False
+    max_loras: int = Field(default=1, ge=1)
+    max_rank: int = Field(default=16, ge=1, le=1024)
+    max_cpu_loras: int | None = Field(default=None, ge=1)
+    modules: dict[str, str] = Field(default_factory=dict)
+
+
 class GrammarSection(ComponentSection):
     source_bytes: int | None = Field(default=None, ge=1)
     compile_seconds: float | None = Field(default=None, gt=0)

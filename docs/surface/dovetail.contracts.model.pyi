@@ -20,6 +20,7 @@ class ModelCapabilities:
     hidden_layers: bool = False
     skips_layers: bool = False
     graph_capture: bool = False
+    adapters: bool = False
     stages: bool = False
 
 
@@ -31,6 +32,7 @@ class ModelNeed:
     dtype: str
     pipeline_parallel: int = 1
     batch_invariant: bool = False
+    adapters: bool = False
 
 
 class Communicator(Protocol):
@@ -41,6 +43,13 @@ class Communicator(Protocol):
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor: ...
     def all_gather(self, tensor: torch.Tensor, dim: int) -> torch.Tensor: ...
     def broadcast(self, tensor: torch.Tensor, src: int) -> torch.Tensor: ...
+
+
+class AdapterRegistry(Protocol):
+    @property
+    def max_loras(self) -> int: ...
+    @property
+    def max_rank(self) -> int: ...
 
 
 class ModelContext(Protocol):
@@ -55,6 +64,8 @@ class ModelContext(Protocol):
     attention_layers: list[AttentionModule]
     is_first_stage: bool
     is_last_stage: bool
+    @property
+    def adapters(self) -> AdapterRegistry | None: ...
     def held_layers(self, num_layers: int) -> range: ...
     @property
     def tp_rank(self) -> int: ...
@@ -68,6 +79,11 @@ class ModelContext(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class AdapterRows:
+    slots: torch.Tensor
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class ModelInputs:
     positions: torch.Tensor
     input_ids: torch.Tensor | None = None
@@ -75,7 +91,7 @@ class ModelInputs:
     stage_input: torch.Tensor | None = None
     layers: tuple[int, ...] = ()
     skipped_layers: frozenset[int] = frozenset()
-    adapters: None = None
+    adapters: AdapterRows | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -73,3 +73,17 @@ class AcceptsChains(Operators):
         accept_uniforms: torch.Tensor,
         recover_uniforms: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+class AddsLowRank(Operators):
+    @abstractmethod
+    def add_low_rank(
+        self,
+        y: torch.Tensor,
+        x: torch.Tensor,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        part_starts: torch.Tensor,
+        ranks: torch.Tensor,
+        slots: torch.Tensor,
+    ) -> None: ...

@@ -1,5 +1,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from dovetail.contracts.lora import LoRARequest
 from typing import Any
 
 
@@ -87,6 +88,7 @@ class RequestOutput:
     error: str | None = None
     weight_version: int = 0
     is_delta: bool = False
+    lora_request: LoRARequest | None = None
     @property
     def num_cached_tokens(self) -> int: ...
 

@@ -1,8 +1,10 @@
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
 from dovetail.contracts.dialect import Dialect
 from dovetail.contracts.engine_client import EngineClient
 from dovetail.contracts.errors import DovetailError
+from dovetail.contracts.lora import LoRARequest
 from dovetail.contracts.plugin import Plugin, PluginOptions
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -25,6 +27,12 @@ class APIError(DovetailError):
     headers: ...
 
 
+@dataclass(frozen=True)
+class ServedModel:
+    name: str
+    lora_request: LoRARequest | None = None
+
+
 class RouteHost(Protocol):
     @property
     def engine(self) -> EngineClient: ...
@@ -39,6 +47,7 @@ class RouteHost(Protocol):
     @property
     def is_draining(self) -> bool: ...
     def check_model(self, name: str | None) -> str: ...
+    async def find_model(self, name: str | None) -> ServedModel: ...
     def event_stream(self, request: Request, frames: AsyncGenerator[bytes, None]) -> Response: ...
 
 

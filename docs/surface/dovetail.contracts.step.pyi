@@ -41,6 +41,14 @@ class NewRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterPlacement:
+    slot: int
+    name: str
+    path: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     step_id: int
     seq_ids: list[int]
@@ -53,6 +61,7 @@ class StepPlan:
     swap_out: list[tuple[int, int]] = field(default_factory=list)
     swap_in: list[tuple[int, int]] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
+    adapters: tuple[AdapterPlacement, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ class EngineDescription:
     kv_dtype: str
     drafter: str | None = None
     experiments: tuple[ExperimentDescription, ...] = ()
+    max_loras: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +149,8 @@ class EngineState:
     is_asleep: bool
     drafters: Mapping[str, DrafterTotals] = field(default_factory=dict)
     sinks: tuple[SinkTotals, ...] = ()
+    running_adapters: tuple[str, ...] = ()
+    waiting_adapters: tuple[str, ...] = ()
 
 
 class TelemetrySink(Plugin):

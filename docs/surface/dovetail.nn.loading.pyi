@@ -1,6 +1,6 @@
 import logging, re, torch
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from dovetail.contracts.weights import PackedTensor
 from typing import ClassVar
@@ -38,3 +38,7 @@ def load_weights(
 ) -> None: ...
 def foreign_names(unexpected: Iterable[str], expected: Iterable[str]) -> list[str]: ...
 def are_equal(one: torch.Tensor, other: torch.Tensor) -> bool: ...
+def translated(
+    weights: NamedWeights,
+    rules: WeightRules,
+) -> Iterator[tuple[str, torch.Tensor | PackedTensor]]: ...

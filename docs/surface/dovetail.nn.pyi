@@ -1,11 +1,13 @@
 import torch
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from dovetail.contracts.attention import AttentionBackend, AttentionModule
-from dovetail.contracts.model import Communicator, ModelContext
+from dovetail.contracts.model import AdapterRows, Communicator, ModelContext
 from dovetail.contracts.operators import Operators, OperatorsCapabilities
 from dovetail.contracts.quantization import LinearKernel, LinearShape, LooksUpRows, QuantizationMethod
 from dovetail.contracts.weights import PackedTensor
+from dovetail.nn.adapters import Layers
 from dovetail.nn.kernels import PackedLinear, TiledLinear, TorchLinear, plain_kernel
 from dovetail.nn.loading import WeightHolder, WeightRules, expected_shapes, load_weights, num_parameters
 from dovetail.nn.mlp import Activation
@@ -16,6 +18,7 @@ from dovetail.nn.waiting import MayWait
 from typing import Any, ClassVar
 
 __all__ = [
+    "AdapterSpace",
     "Attention",
     "BuildContext",
     "ColumnLinear",
@@ -27,9 +30,11 @@ __all__ = [
     "LMHead",
     "LatentAttention",
     "LatentShape",
+    "LayerAdapters",
     "LayerNorm",
     "Linear",
     "LinearPart",
+    "LowRank",
     "MayWait",
     "MergedColumnLinear",
     "ModelContext",
@@ -66,6 +71,30 @@ __all__ = [
     "plain_kernel",
     "torch_operators",
 ]
+
+class AdapterSpace(MayWait):
+    def __init__(self, max_loras: int, max_rank: int, dtype: torch.dtype, device: torch.device): ...
+    max_loras: int
+    max_rank: int
+    dtype: torch.dtype
+    device: torch.device
+    rules: ...
+    is_open: bool
+    rows: AdapterRows | None
+    groups: Sequence[tuple[int, torch.Tensor]]
+    layers: list[LayerAdapters]
+    def why_it_waits(self) -> str | None: ...
+    def register(self, context: ModelContext, parts: Sequence[LinearPart]) -> LayerAdapters: ...
+    def expected(self) -> dict[str, tuple[int, int]]: ...
+    @property
+    def bytes_per_slot(self) -> int: ...
+    def translated(self, layers: Layers) -> dict[str, LowRank]: ...
+    def check(self, layers: Layers) -> None: ...
+    def load(self, slot: int, layers: Layers) -> None: ...
+    def clear(self, slot: int) -> None: ...
+    @contextmanager
+    def bound(self, rows: AdapterRows) -> Iterator[None]: ...
+
 
 class Attention(torch.nn.Module):
     def __init__(
@@ -117,6 +146,7 @@ class BuildContext:
     is_first_stage: bool = True
     is_last_stage: bool = True
     attention_layers: list[AttentionModule] = field(default_factory=list, init=False)
+    adapters: AdapterSpace | None = None
     @property
     def tp_rank(self) -> int: ...
     @property
@@ -226,6 +256,21 @@ class LatentShape:
     value_size: int
 
 
+class LayerAdapters:
+    def __init__(self, space: AdapterSpace, context: ModelContext, parts: Sequence[LinearPart]): ...
+    parts: ...
+    a: ...
+    b: ...
+    ranks: ...
+    part_starts: ...
+    adds: ...
+    is_batch_invariant: ...
+    def add(self, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor: ...
+    def place(self, slot: int, number: int, given: LowRank) -> None: ...
+    def settle(self, slot: int) -> None: ...
+    def clear(self, slot: int) -> None: ...
+
+
 class LayerNorm(WeightHolder):
     def __init__(self, context: ModelContext, name: str, size: int, eps: float, bias: bool = True): ...
     weight: ...
@@ -247,6 +292,7 @@ class Linear(WeightHolder):
     ): ...
     kernel: ...
     bias: ...
+    adapters: ...
     def forward(self, x: torch.Tensor) -> torch.Tensor: ...
     def expected(self) -> Mapping[str, tuple[int, ...]]: ...
     def load(self, name: str, tensor: torch.Tensor | PackedTensor) -> None: ...
@@ -259,6 +305,15 @@ class LinearPart:
     shape: tuple[int, int]
     take: tuple[slice, slice]
     rows: slice
+
+
+@dataclass(frozen=True, eq=False)
+class LowRank:
+    a: torch.Tensor
+    b: torch.Tensor
+    scale: float = 1.0
+    @property
+    def rank(self) -> int: ...
 
 
 class MergedColumnLinear(Linear):

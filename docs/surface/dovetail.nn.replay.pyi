@@ -22,5 +22,5 @@ class Replay:
 
 def record(
     forward: Forward,
-    inputs: tuple[torch.Tensor, torch.Tensor],
+    inputs: tuple[torch.Tensor, ...],
 ) -> tuple[torch.Tensor, Replay | str]: ...

@@ -13,6 +13,7 @@ def check_inputs(
     is_first_stage: bool = True,
     gives_hidden_layers: bool = False,
     skips_layers: bool = False,
+    takes_adapters: bool = False,
 ) -> None: ...
 def check_whole(context: ModelContext, family: str) -> None: ...
 

@@ -1,6 +1,7 @@
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from dovetail.contracts.engine_client import EngineClient
+from dovetail.contracts.lora import LoRARequest
 from dovetail.contracts.outputs import RequestOutput
 from dovetail.contracts.prompts import Prompt
 from dovetail.contracts.sampling import SamplingParams
@@ -31,6 +32,7 @@ def submission(
     *,
     prefix: str,
     form: FormOrigin,
+    lora_request: LoRARequest | None = None,
 ) -> Submission: ...
 def is_of_response(request_id: str, response_id: str) -> bool: ...
 

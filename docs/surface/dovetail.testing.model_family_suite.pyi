@@ -2,6 +2,7 @@ import pytest, torch
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from dovetail.contracts.model import ModelFamily, ModelSize
+from dovetail.nn import AdapterSpace, LowRank
 from dovetail.testing.model_harness import ModelHarness
 from dovetail.testing.suite import PluginSuite
 from pathlib import Path
@@ -29,6 +30,7 @@ class ModelFamilySuite(PluginSuite):
     max_model_len: ClassVar[int] = 256
     tolerance: ClassVar[float] = 2e-05
     needs_operators: ClassVar[bool] = True
+    unadapted: ClassVar[Sequence[str]] = ('.*experts?\\..*', '.*(router|\\.gate)\\..*')
     def create_checkpoint(self, directory: Path, is_tied: bool) -> FamilyCheckpoint: ...
     @classmethod
     def checkpoint(
@@ -48,3 +50,12 @@ class ModelFamilySuite(PluginSuite):
     def size(self, checkpoint: FamilyCheckpoint) -> ModelSize: ...
     def assert_close(self, actual: torch.Tensor, expected: torch.Tensor) -> None: ...
     def embeddings(self, checkpoint: FamilyCheckpoint, token_ids: Sequence[int]) -> torch.Tensor: ...
+    def space(self) -> AdapterSpace: ...
+    def adapted(self, checkpoint: FamilyCheckpoint) -> dict[str, tuple[int, ...]]: ...
+    def hidden_states(
+        self,
+        harness: ModelHarness,
+        prompts: Sequence[Sequence[int]],
+        slots: Sequence[int],
+        adapters: Sequence[Mapping[str, LowRank]],
+    ) -> torch.Tensor: ...

@@ -4,7 +4,7 @@ from dovetail.contracts.attention import AttentionBackend
 from dovetail.contracts.model import CausalLM, ModelFamily, ModelInputs
 from dovetail.contracts.operators import Operators
 from dovetail.contracts.quantization import QuantizationMethod
-from dovetail.nn import Communicator
+from dovetail.nn import AdapterSpace, Communicator
 from typing import Any
 
 
@@ -27,6 +27,7 @@ class ModelHarness:
         layers: range | None = None,
         is_first_stage: bool = True,
         is_last_stage: bool = True,
+        adapters: AdapterSpace | None = None,
     ): ...
     context: ...
     model: CausalLM

@@ -30,9 +30,15 @@ from dovetail.plugins.model_families.wrappers import TEXT_NAMES, text_model
 class GemmaFamily(ModelFamily):
     """Gemma 2 and 3, of models for images the text."""
 
-    contract = (1, 1)
+    contract = (1, 4)
     capabilities = ModelCapabilities(
-        tensor_parallel=None, quantization=True, operators=True, batch_invariant=True, graph_capture=True, stages=True
+        tensor_parallel=None,
+        quantization=True,
+        operators=True,
+        batch_invariant=True,
+        graph_capture=True,
+        adapters=True,
+        stages=True,
     )
     stability = "provisional"
     preference: ClassVar[int] = 10

@@ -29,9 +29,15 @@ from dovetail.plugins.model_families.layernorm_styles import Style, style_of
 class LayerNormFamily(ModelFamily):
     """Decoders with LayerNorm, with rotary positions or ALiBi."""
 
-    contract = (1, 1)
+    contract = (1, 4)
     capabilities = ModelCapabilities(
-        tensor_parallel=None, quantization=True, operators=True, batch_invariant=True, graph_capture=True, stages=True
+        tensor_parallel=None,
+        quantization=True,
+        operators=True,
+        batch_invariant=True,
+        graph_capture=True,
+        adapters=True,
+        stages=True,
     )
     stability = "provisional"
     preference: ClassVar[int] = 10

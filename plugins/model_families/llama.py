@@ -33,7 +33,7 @@ from dovetail.plugins.model_families.wrappers import TEXT_NAMES, text_model
 class LlamaFamily(ModelFamily):
     """Dense decoders in the manner of Llama."""
 
-    contract = (1, 3)
+    contract = (1, 4)
     capabilities = ModelCapabilities(
         tensor_parallel=None,
         quantization=True,
@@ -42,6 +42,7 @@ class LlamaFamily(ModelFamily):
         hidden_layers=True,
         skips_layers=True,
         graph_capture=True,
+        adapters=True,
         stages=True,
     )
     stability = "provisional"

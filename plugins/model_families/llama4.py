@@ -36,7 +36,7 @@ from dovetail.plugins.model_families.wrappers import TEXT_NAMES, text_model
 class Llama4Family(ModelFamily):
     """Llama 4, of the models for images the text."""
 
-    contract = (1, 3)
+    contract = (1, 4)
     capabilities = ModelCapabilities(
         tensor_parallel=None,
         quantization=True,
@@ -45,6 +45,7 @@ class Llama4Family(ModelFamily):
         hidden_layers=True,
         skips_layers=True,
         graph_capture=True,
+        adapters=True,
         stages=True,
     )
     stability = "provisional"

@@ -20,7 +20,7 @@ from dovetail.nn.planning import planned_size, reasons_against
 class MoEFamily(ModelFamily):
     """Decoders whose feed-forward blocks are mixtures of experts."""
 
-    contract = (1, 3)
+    contract = (1, 4)
     capabilities = ModelCapabilities(
         tensor_parallel=None,
         quantization=True,
@@ -29,6 +29,7 @@ class MoEFamily(ModelFamily):
         hidden_layers=True,
         skips_layers=True,
         graph_capture=True,
+        adapters=True,
         stages=True,
     )
     stability = "provisional"

@@ -178,8 +178,9 @@ def _refuse_adapter(directory: Path) -> None:
     if path.exists():
         base = _read_json(path).get("base_model_name_or_path") or "an unnamed model"
         raise ModelError(
-            f"{directory} is an adapter (LoRA) for {base}, no model, and adapters are not served: merge it into its "
-            "model with the library peft (merge_and_unload, then save_pretrained), and give the directory of that"
+            f"{directory} is an adapter (LoRA) for {base}, no model: give that as the model, set lora.enabled and name "
+            "the adapter in requests; or merge it into its model with the library peft (merge_and_unload, then "
+            "save_pretrained), and give the directory of that"
         )
 
 

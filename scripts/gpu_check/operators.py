@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from common import Arguments, Report, copy_bandwidth, device_seconds, run, seconds_of
 
-from dovetail.contracts.operators import Operators
+from dovetail.contracts.operators import AddsLowRank, Operators
 from dovetail.nn.operators import torch_operators
 from dovetail.testing.chain_cases import random_chains
+from dovetail.testing.low_rank_cases import random_low_rank
 from dovetail.worker.sampling.draw import draw
 from dovetail.worker.sampling.temperature import truncated_weights
 
@@ -36,6 +37,7 @@ def body(report: Report, arguments: Arguments) -> None:
         if not arguments.null:
             check_draw(report, operators, arguments, dtype)
             check_groups(report, operators, arguments, dtype)
+            check_adapters(report, operators, arguments, dtype)
     if not arguments.null:
         check_chains(report, operators, arguments)
     bandwidth = copy_bandwidth(arguments)
@@ -93,6 +95,37 @@ def check_groups(report: Report, operators: Operators, arguments: Arguments, dty
     compare(report, f"grouped_linear {dtype}", operators.grouped_linear(x, weight, starts), expected, 8, scale)
 
 
+def check_adapters(report: Report, operators: Operators, arguments: Arguments, dtype: torch.dtype) -> None:
+    """Rows of several adapters and of none, alone and together."""
+    assert isinstance(operators, AddsLowRank)
+    slots = [i * i % 7 - 1 for i in range(64)] + [2] * 200
+    case = random_low_rank(slots, 1000, [512, 130, 130], [16, 16, 2, 7, 16, 9], 16).to(dtype, str(arguments.device))
+    y, *others = case.arguments
+    operators.add_low_rank(y, *others)
+    expected, scale = case.expected()
+    compare(report, f"add_low_rank {dtype}", y, expected, 2, scale)
+    alone = []
+    for row in range(0, len(slots), 9):
+        one, *others = case.only(slice(row, row + 1)).arguments
+        operators.add_low_rank(one, *others)
+        alone.append(torch.equal(one[0], y[row]))
+    report.add(f"add_low_rank {dtype}: rows with the same bits alone", sum(alone) / len(alone), good=all(alone))
+
+
+def measure_adapters(report: Report, operators: Operators, arguments: Arguments) -> None:
+    """Beside the multiplication that adapters of rank 16 are added to."""
+    assert isinstance(operators, AddsLowRank)
+    size, dtype, device = 4096, arguments.dtype, arguments.device
+    weight = random(arguments, size, size, dtype=dtype)
+    for rows in (1, 64, 4096):
+        slots = [i % 8 for i in range(rows)] if rows <= 64 else [i * 8 // rows for i in range(rows)]
+        case = random_low_rank(slots, size, [size], [16] * 8, 16).to(dtype, str(device))
+        given = case.arguments
+        base = seconds_of(lambda x=given[1]: torch.nn.functional.linear(x, weight), device)
+        added = seconds_of(lambda given=given: operators.add_low_rank(*given), device)
+        report.add(f"add_low_rank, {rows} rows of 8 adapters: share of the multiplication's time", added / base)
+
+
 def check_chains(report: Report, operators: Operators, arguments: Arguments) -> None:
     """The same nodes and tokens as the contract's words give, chain by chain on the CPU."""
     chains = random_chains([4, 1, 6, 0, 2, 17, 3, 5] * 4, 128256)
@@ -122,6 +155,7 @@ def measure(report: Report, operators: Operators, arguments: Arguments, bandwidt
         report.add(f"{name}, {rows} rows: share of copy bandwidth", share, goal="at least 0.7", good=share >= 0.7)
     if not arguments.null:
         measure_chains(report, operators, arguments, bandwidth)
+        measure_adapters(report, operators, arguments)
         logits = random(arguments, 256, 128256, dtype=torch.float32)
         params, uniforms = parameters(arguments, 256, 128256)
         fused = device_seconds([lambda: operators.draw(logits, *params, uniforms)], device)

@@ -16,7 +16,7 @@ from dovetail.spec_decode.experiments.trials import MAX_TOKENS, Asked, Trial, as
 
 NOT_SERVED: Mapping[str, str] = {
     "structured output": "grammars are not served yet",
-    "LoRA": "adapters are not served yet; an adapter that is merged into the weights is a model like any other",
+    "LoRA": "arms name no adapters yet; an adapter that is merged into the weights is a model like any other",
     "pipeline parallel": "layers are not split over ranks yet",
 }
 _LONGEST_PROMPT = 4096

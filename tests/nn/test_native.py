@@ -18,6 +18,7 @@ from dovetail.contracts.plugin import FixableReason
 from dovetail.nn.native import loader as native
 from dovetail.nn.native.compiler_patience import HungError, Patience
 from dovetail.plugins.commands.doctor.bandwidth import SOURCE as READ_MEMORY
+from dovetail.plugins.operators.native.low_rank import SOURCE as LOW_RANK
 from dovetail.plugins.operators.native.operators import SOURCE as OPERATORS
 from dovetail.plugins.quantization.grouped.kernel import SOURCE as LINEAR
 
@@ -317,7 +318,7 @@ def compiler_without_openmp(fake: Callable[[str, str], None]) -> None:
 
 
 @pytest.mark.usefixtures("compiler_without_openmp")
-@pytest.mark.parametrize("shipped", [ATTENTION, LINEAR, OPERATORS, READ_MEMORY], ids=lambda path: path.stem)
+@pytest.mark.parametrize("shipped", [ATTENTION, LINEAR, LOW_RANK, OPERATORS, READ_MEMORY], ids=lambda path: path.stem)
 def test_bundled_kernels_compile_without_openmp(
     shipped: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

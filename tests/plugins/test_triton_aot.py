@@ -75,6 +75,10 @@ def call_each(operators: TritonOperators) -> None:
     operators.accept_chains(*random_chains([1], aot.VOCAB_SIZE).arguments)
     operators.grouped_linear(x, expert, starts)
     operators.grouped_linear(x.new_empty(64, 4096), expert, starts)
+    for rank in (16, 64):
+        a, b = x.new_empty(4, 3, rank, 4096), x.new_empty(4, rank, 6144)
+        places = (torch.zeros(size, dtype=torch.int32) for size in (4, 4, 2))
+        operators.add_low_rank(x.new_empty(2, 6144), x, a, b, *places)
 
 
 def test_declarations_are_what_runs(recorded: Recorded) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dovetail.contracts.errors import ModelError
-from dovetail.contracts.model import CausalLM, ModelInputs, ModelNeed, ModelOutputs, ModelSize
+from dovetail.contracts.model import AdapterRows, CausalLM, ModelInputs, ModelNeed, ModelOutputs, ModelSize
 from dovetail.contracts.plugin import Environment
 from dovetail.nn import ModelContext, expected_shapes
 from dovetail.nn.operators import torch_operators
@@ -176,6 +176,42 @@ def ignores_adapters(forward: Any, inputs: ModelInputs) -> ModelOutputs:
     return forward(replace(inputs, adapters=None))
 
 
+def takes_the_first_slot(forward: Any, inputs: ModelInputs) -> ModelOutputs:
+    if inputs.adapters is None:
+        return forward(inputs)
+    return forward(replace(inputs, adapters=AdapterRows(slots=torch.zeros_like(inputs.adapters.slots))))
+
+
+def without_adapters_in_mlps(config: dict[str, Any], context: ModelContext) -> None:
+    if context.adapters is not None:
+        register = context.adapters.register
+
+        def register_some(context: ModelContext, parts: Any) -> Any:
+            made = register(context, parts)
+            if any("mlp" in part.source for part in parts):
+                made.add = lambda y, x: y
+            return made
+
+        context.adapters.register = register_some
+
+
+def leaves_rows_bound(module: Any) -> None:
+    forward, space = module.forward, module._adapters
+
+    def run(inputs: ModelInputs) -> ModelOutputs:
+        outputs = forward(inputs)
+        if inputs.adapters is not None:
+            space.rows, space.groups = inputs.adapters, [(0, torch.arange(len(inputs.adapters.slots)))]
+        return outputs
+
+    module.forward = run
+
+
+class TakesAdapters(TransformersFamily):
+    architectures = ("LlamaForCausalLM",)
+    capabilities = replace(TransformersFamily.capabilities, adapters=True)
+
+
 def all_layers(config: dict[str, Any], context: ModelContext) -> None:
     context.held_layers = range
 
@@ -233,6 +269,7 @@ ALONE, EMBEDDINGS = "test_rows_do_not_depend_on_the_batch", "test_embeddings_are
 UNKNOWN_WEIGHTS = "test_some_weights_of_another_model_are_refused"
 STAGES, SOME_WEIGHTS = "test_stages_together_equal_the_oracle", "test_some_weights_are_loaded_and_the_others_kept"
 SIZE, LAYERS = "test_the_size_is_that_of_the_model", "test_states_between_the_layers_are_given"
+ADAPTERS = "test_adapters_equal_merged_weights"
 LEFT_OUT = "test_layers_are_left_out_as_asked"
 FAULTS = [
     Fault("ties what is not tied", ties(True), f"{LOGITS}[untied-whole]"),
@@ -251,6 +288,11 @@ FAULTS = [
         "test_some_weights_of_another_model_are_refused",
     ),
     Fault("ignores adapters", computing(ignores_adapters), "test_inputs_that_it_cannot_take_are_refused"),
+    Fault("declares adapters falsely", TakesAdapters, ADAPTERS),
+    Fault("adds one adapter to all requests", computing(takes_the_first_slot), ADAPTERS),
+    Fault("adds adapters to the attention alone", building(without_adapters_in_mlps), ADAPTERS),
+    Fault("sums no adapters over ranks", over(OwnSums), f"{ADAPTERS}[untied-2]"),
+    Fault("leaves adapters bound", building(after=leaves_rows_bound), "test_adapters_end_with_their_pass"),
     Fault("says another hidden size", sized(hidden_size=lambda size: size // 2), SIZE),
     Fault("says another vocabulary", sized(vocab_size=lambda size: size - 1), SIZE),
     Fault("says a layer too many", sized(num_layers=lambda count: count + 1), SIZE),

@@ -9,6 +9,7 @@ import torch
 
 from dovetail.contracts.operators import (
     AcceptsChains,
+    AddsLowRank,
     DrawsTokens,
     MultipliesGroups,
     OperatorsCapabilities,
@@ -21,7 +22,7 @@ from dovetail.testing.faults import Fault, check_fault
 from dovetail.testing.operators_suite import OperatorsSuite, kept_weights
 
 
-class Whole(TorchOperators, DrawsTokens, MultipliesGroups, AcceptsChains):
+class Whole(TorchOperators, DrawsTokens, MultipliesGroups, AcceptsChains, AddsLowRank):
     """Everything, in the words of the contract."""
 
     def draw(
@@ -58,6 +59,27 @@ class Whole(TorchOperators, DrawsTokens, MultipliesGroups, AcceptsChains):
         chains = Chains(target, draft, token_ids, starts, accept_uniforms, recover_uniforms)
         expected = torch.tensor(chains.expected(), dtype=torch.int64).view(-1, 2)
         return expected[:, 0], expected[:, 1].clamp(0, target.shape[1] - 1)
+
+    def add_low_rank(
+        self,
+        y: torch.Tensor,
+        x: torch.Tensor,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        part_starts: torch.Tensor,
+        ranks: torch.Tensor,
+        slots: torch.Tensor,
+    ) -> None:
+        for row, slot in enumerate(slots.tolist()):
+            if slot >= 0:
+                inner = self.inner(a[slot], x[row])
+                parts = itertools.pairwise(part_starts.tolist())
+                added = [inner[part] @ b[slot, :, start:stop].double() for part, (start, stop) in enumerate(parts)]
+                y[row] = (y[row].double() + torch.cat(added)).to(y.dtype)
+
+    def inner(self, a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """[parts, rank] of one row."""
+        return a.double() @ x.double()
 
 
 class CutsTies(Whole):
@@ -112,6 +134,76 @@ class AcceptsAll(Whole):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         always = torch.zeros_like(accept_uniforms)
         return super().accept_chains(target, draft, token_ids, starts, always, recover_uniforms)
+
+
+Adapters = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+"""a, b, part_starts and ranks."""
+
+
+class Adding(Whole):
+    """For faults: takes the other arguments together."""
+
+    def add_low_rank(self, y: torch.Tensor, x: torch.Tensor, *others: torch.Tensor) -> None:  # type: ignore[override]
+        *adapters, slots = others
+        self.add(y, x, tuple(adapters), slots)  # type: ignore[arg-type]
+
+    def add(self, y: torch.Tensor, x: torch.Tensor, adapters: Adapters, slots: torch.Tensor) -> None:
+        super().add_low_rank(y, x, *adapters, slots)
+
+
+class AddsOneAdapterToAll(Adding):
+    def add(self, y: torch.Tensor, x: torch.Tensor, adapters: Adapters, slots: torch.Tensor) -> None:
+        super().add(y, x, adapters, slots.clamp(max=0))
+
+
+class AddsToBareRows(Adding):
+    """-1 is the last slot, as an index."""
+
+    def add(self, y: torch.Tensor, x: torch.Tensor, adapters: Adapters, slots: torch.Tensor) -> None:
+        super().add(y, x, adapters, slots % len(adapters[0]))
+
+
+class TakesTheFirstPart(Adding):
+    def inner(self, a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return super().inner(a[:1].expand_as(a), x)
+
+
+class RoundsInnerProducts(Adding):
+    def inner(self, a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return super().inner(a, x).to(x.dtype).double()
+
+
+class AddsToACopy(Adding):
+    def add(self, y: torch.Tensor, x: torch.Tensor, adapters: Adapters, slots: torch.Tensor) -> None:
+        super().add(y.clone(), x, adapters, slots)
+
+
+class WritesWholeRows(Adding):
+    """Takes rows to lie side by side."""
+
+    def add(self, y: torch.Tensor, x: torch.Tensor, adapters: Adapters, slots: torch.Tensor) -> None:
+        side_by_side = torch.as_strided(y, y.shape, (y.shape[1], 1), y.storage_offset())
+        super().add(side_by_side, x, adapters, slots)
+
+
+class MasksOtherSlots(Adding):
+    """Multiplies by 0 what is not of a row's slot."""
+
+    def add(self, y: torch.Tensor, x: torch.Tensor, adapters: Adapters, slots: torch.Tensor) -> None:
+        for slot in range(len(adapters[0])):
+            one = torch.zeros_like(y)
+            super().add(one, x, adapters, torch.where(slots >= 0, slot, -1))
+            y += one * (slots == slot)[:, None]
+
+
+class AddsByBatch(Adding):
+    """Scales by the largest number of the batch, and back."""
+
+    def add(self, y: torch.Tensor, x: torch.Tensor, adapters: Adapters, slots: torch.Tensor) -> None:
+        largest = x.abs().amax() if x.numel() else torch.ones((), dtype=x.dtype)
+        scaled = torch.zeros_like(y, dtype=torch.float32)
+        super().add(scaled, (x.float() / largest.float()), adapters, slots)
+        y += torch.where((slots >= 0)[:, None], scaled * largest.float(), 0).to(y.dtype)
 
 
 class Narrow(TorchOperators):
@@ -252,6 +344,14 @@ FAULTS = [
     Fault("draws what was not kept", DrawsTheNext, "test_draw_at_the_ends"),
     Fault("multiplies all groups with one matrix", OneMatrix, "test_grouped_linear"),
     Fault("accepts all drafts", AcceptsAll, "test_accept_chains"),
+    Fault("adds one adapter to all rows", AddsOneAdapterToAll, "test_add_low_rank"),
+    Fault("adds an adapter to rows without one", AddsToBareRows, "test_add_low_rank"),
+    Fault("takes the first part of an adapter for all", TakesTheFirstPart, "test_add_low_rank"),
+    Fault("adds adapters to a copy", AddsToACopy, "test_add_low_rank"),
+    Fault("takes rows to lie side by side", WritesWholeRows, "test_add_low_rank_to_rows_of_wider_ones"),
+    Fault("rounds inner products", RoundsInnerProducts, "test_add_low_rank_rounds_once"),
+    Fault("masks adapters of other slots", MasksOtherSlots, "test_adapters_of_other_slots_do_not_matter"),
+    Fault("lets adapted rows depend on each other", AddsByBatch, "test_adapted_rows_do_not_depend_on_the_batch"),
 ]
 
 

@@ -8,9 +8,10 @@ from typing import Any, ClassVar
 
 import torch
 
-from dovetail.contracts.operators import Operators, OperatorsCapabilities, OperatorsNeed
+from dovetail.contracts.operators import AddsLowRank, OperatorsCapabilities, OperatorsNeed
 from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.nn import native
+from dovetail.plugins.operators.native import low_rank
 
 SOURCE = Path(__file__).with_name("ops.c")
 NAMES = {torch.float32: "f32", torch.bfloat16: "bf16"}
@@ -79,11 +80,11 @@ class KernelTable(dict[Any, native.Kernel]):
         raise TypeError(f"the native operators have no kernel for {dtypes}")
 
 
-class NativeOperators(Operators):
+class NativeOperators(AddsLowRank):
     """C kernels for float32 and bfloat16 on CPUs: one call each, no copies of inputs in the form that the model leaves
     them."""
 
-    contract = (1, 1)
+    contract = (1, 2)
     stability = "provisional"
     preference: ClassVar[int] = 5
     capabilities = OperatorsCapabilities(
@@ -93,7 +94,7 @@ class NativeOperators(Operators):
     @classmethod
     def check(cls, need: OperatorsNeed, options: Any, environment: Environment) -> list[str]:
         """Compiles the kernels, unless they were compiled before."""
-        return native.reasons_against(SOURCE)
+        return native.reasons_against(SOURCE) or native.reasons_against(low_rank.SOURCE)
 
     def __init__(self, options: PluginOptions):
         super().__init__(options)
@@ -102,6 +103,7 @@ class NativeOperators(Operators):
         self._add_rms_norm = _norm_kernels(library, "add_rms_norm_call", _AddNormCall)
         self._silu_mul = _kernels(library, "silu_mul_call", _SiluCall)
         self._rotate = _kernels(library, "rotate_call", _RotateCall)
+        self._low_rank = low_rank.LowRankKernels()
         self._take_rows = native.Kernel(library, "take_rows_call", _TakeCall)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -170,6 +172,18 @@ class NativeOperators(Operators):
         if self._take_rows(*pointers, len(ids), len(table), row_bytes):
             raise IndexError(f"rows {ids.tolist()} of a table of {len(table)}")
         return out
+
+    def add_low_rank(
+        self,
+        y: torch.Tensor,
+        x: torch.Tensor,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        part_starts: torch.Tensor,
+        ranks: torch.Tensor,
+        slots: torch.Tensor,
+    ) -> None:
+        self._low_rank.add(y, x, a, b, part_starts, ranks, slots)
 
 
 def _size(shape: torch.Size, weight: torch.Tensor) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dovetail.nn.triton_launch import Launch
-from dovetail.plugins.operators.triton import accepting, drawing, grouped, rows
+from dovetail.plugins.operators.triton import accepting, drawing, grouped, low_rank, rows
 from dovetail.plugins.operators.triton.operators import chain_sizes, draw_sizes, group_sizes
 
 VOCAB_SIZE = 128256
@@ -40,20 +40,30 @@ _CHAINS = {
     "num_parts": "i32:16",
 }
 _GROUPS = {"starts": "*i32", "in_features": "i32:16", "out_features": "i32:16"}
+_ADAPTERS = {
+    "inner": "*fp32",
+    "part_starts": "*i32",
+    "ranks": "*i32",
+    "slots": "*i32",
+    "num_rows": "i32",
+    "num_chunks": "i32",
+} | dict.fromkeys(("x_stride", "y_stride", "width", "max_rank", "in_features", "out_features"), "i32:16")
 
 
 def launches(dtype: str = "bf16") -> list[Launch]:
     """Every kernel with activations of `dtype` ("bf16", "fp16", "fp32"), in the sizes of an 8B model."""
-    norm, angles, draws, products = (
+    norm, angles, draws, products, adapters = (
         dict.fromkeys(names, f"*{dtype}") | others
         for names, others in (
             (("out", "x", "residual", "weight", "gate_up"), _SIZES),
             (("heads", "cos", "sin"), _SIZES),
             (("logits",), _DRAWN),
             (("out", "x", "weight"), _GROUPS),
+            (("y", "x", "a", "b"), _ADAPTERS),
         )
     )
-    few, many = (group_sizes(num_rows, 8, 4 if dtype == "fp32" else 2) for num_rows in (8, 8192))
+    element_size = 4 if dtype == "fp32" else 2
+    few, many = (group_sizes(num_rows, 8, element_size) for num_rows in (8, 8192))
     masses, tokens = chain_sizes(VOCAB_SIZE)
     wide = {"BLOCK": 4096, "num_warps": 8}
     return [
@@ -66,6 +76,24 @@ def launches(dtype: str = "bf16") -> list[Launch]:
         _launch("accept_chains, tokens", accepting.chain_tokens_kernel, _CHAINS, tokens),
         _launch("grouped_linear, few rows", grouped.grouped_linear_kernel, products, few),
         _launch("grouped_linear, many rows", grouped.grouped_linear_kernel, products, many),
+        *(
+            launch
+            for rank in (16, 64)
+            for launch in (
+                _launch(
+                    f"add_low_rank, inner, rank {rank}",
+                    low_rank.low_rank_inner_kernel,
+                    adapters,
+                    dict(low_rank.inner_sizes(3 * rank, element_size)),
+                ),
+                _launch(
+                    f"add_low_rank, outer, rank {rank}",
+                    low_rank.low_rank_outer_kernel,
+                    adapters,
+                    dict(low_rank.outer_sizes(3, rank)),
+                ),
+            )
+        ),
     ]
 
 

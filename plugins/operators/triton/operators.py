@@ -10,6 +10,7 @@ import torch
 
 from dovetail.contracts.operators import (
     AcceptsChains,
+    AddsLowRank,
     DrawsTokens,
     MultipliesGroups,
     OperatorsCapabilities,
@@ -29,11 +30,11 @@ _TILES = 4
 """Row tiles of one expert that are computed side by side."""
 
 
-class TritonOperators(DrawsTokens, MultipliesGroups, AcceptsChains):
+class TritonOperators(DrawsTokens, MultipliesGroups, AcceptsChains, AddsLowRank):
     """Norms, activations, rotations, drawing of tokens and products of experts, one launch each; acceptance of drafts
-    in two."""
+    and low-rank adapters in two."""
 
-    contract: ClassVar[tuple[int, int]] = (1, 1)
+    contract: ClassVar[tuple[int, int]] = (1, 2)
     stability = "experimental"
     preference: ClassVar[int] = 5
     capabilities = OperatorsCapabilities(
@@ -173,6 +174,20 @@ class TritonOperators(DrawsTokens, MultipliesGroups, AcceptsChains):
             columns = starts, recover_uniforms, vocab_size, parts
             chain_tokens_kernel[(chains,)](tokens, accepted, masses, *rows, *columns, **second, **FP_FUSION)
         return accepted, tokens
+
+    def add_low_rank(
+        self,
+        y: torch.Tensor,
+        x: torch.Tensor,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        part_starts: torch.Tensor,
+        ranks: torch.Tensor,
+        slots: torch.Tensor,
+    ) -> None:
+        from dovetail.plugins.operators.triton import low_rank
+
+        low_rank.add(y, x, a, b, part_starts, ranks, slots)
 
 
 def _size(x: torch.Tensor, weight: torch.Tensor) -> int:

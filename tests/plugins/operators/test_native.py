@@ -14,15 +14,17 @@ from dovetail.contracts.operators import Operators, OperatorsNeed
 from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.nn.native import loader as native
 from dovetail.nn.operators import TorchOperators
+from dovetail.nn.replay import Replay, record
 from dovetail.plugins.operators.native import NativeOperators
 from dovetail.plugins.operators.native.operators import SOURCE
+from dovetail.testing.low_rank_cases import random_low_rank
 
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16])
 PLAIN = TorchOperators(PluginOptions())
 
 
 @pytest.fixture(scope="module")
-def operators() -> Operators:
+def operators() -> NativeOperators:
     if reasons := native.reasons_against(SOURCE):
         pytest.skip(" ".join(reasons))
     return NativeOperators(PluginOptions())
@@ -70,6 +72,47 @@ def test_another_dtype_or_size_is_an_error(operators: Operators) -> None:
         operators.add_rms_norm(rows, torch.ones(1, 8), torch.ones(8), 1e-6)
     with pytest.raises(ValueError, match="angles"):
         operators.rotate(torch.ones(2, 1, 8), torch.ones(1, 1, 8), torch.ones(1, 1, 8))
+
+
+def test_adapters_that_do_not_fit_are_an_error(operators: NativeOperators) -> None:
+    case = random_low_rank([0, 1], 8, [6, 4], [2, 1], 2).to(torch.float32, "cpu")
+    y, x, a, b, *places = case.arguments
+    with pytest.raises(TypeError, match=r"no kernel adds torch\.float16 x torch\.float32 adapters"):
+        operators.add_low_rank(y, x, a.half(), b, *places)
+    for wrong in ((y[:1], x, a, b), (y, x[:, :7], a, b), (y, x, a, b[:, :1]), (y, x, a[:1], b)):
+        with pytest.raises(ValueError, match=r"rows \[2, \d\] -> \[\d, 10\] and \[2\] slots for adapters"):
+            operators.add_low_rank(*wrong, *places)
+    with pytest.raises(ValueError, match="elements of a row must be contiguous"):
+        operators.add_low_rank(y.T.contiguous().T, x, a, b, *places)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("threads", [1, 3])
+def test_threads_and_replays_add_the_same_adapters(operators: NativeOperators, threads: int) -> None:
+    """A large layer, whose blocks are cut for threads, and a replay that reads other slots from the same memory."""
+    case = random_low_rank([i % 5 - 1 for i in range(40)], 300, [500, 500], [16, 3, 8, 16], 16).to(torch.float32, "cpu")
+    expected = case.arguments[0]
+    operators.add_low_rank(expected, *case.arguments[1:])
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+
+        def forward(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+            out = operators.take_rows(y, everything)
+            operators.add_low_rank(out, x, *adapters, slots)
+            return out
+
+        adapters = case.arguments[2:6]
+        everything, slots = torch.arange(40), torch.full_like(case.slots, -1)
+        first, recording = record(forward, (case.y, case.x))
+        assert isinstance(recording, Replay), recording
+        assert torch.equal(first, case.y)
+        recording.forget()
+        slots.copy_(case.slots)
+        assert torch.equal(recording.run(), expected)
+        assert torch.equal(forward(case.y, case.x), expected)
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("need", [OperatorsNeed("cuda", "float32"), OperatorsNeed("cpu", "float16")])

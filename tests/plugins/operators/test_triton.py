@@ -28,7 +28,8 @@ LAUNCHES = operators_aot.launches()
 SMOKE = (
     "(test_rms_norm and shape3) or (add_rms_norm and shape3) or (test_silu_mul and shape3) or "
     "(test_rotate and 7-24-10) or test_accept_chains_draws_nothing or test_draw_at_the_ends or "
-    "(test_grouped_linear and counts0) or test_a_sparse_block or test_launches_are_recorded"
+    "(test_grouped_linear and counts0) or (test_add_low_rank and three) or test_adapters_in_a_graph or "
+    "test_a_sparse_block or test_launches_are_recorded"
 )
 
 

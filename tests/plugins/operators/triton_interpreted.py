@@ -15,6 +15,7 @@ from dovetail.nn.kernels import PackedLinear
 from dovetail.nn.moe import SparseMoE, SparseShape
 from dovetail.plugins.operators.triton.operators import TritonOperators
 from dovetail.testing.kernel_checks import checked_kernels
+from dovetail.testing.low_rank_cases import random_low_rank
 from dovetail.testing.operators_suite import OperatorsSuite
 from dovetail.worker.sampling.draw import draw
 from dovetail.worker.sampling.temperature import truncated_weights
@@ -110,3 +111,22 @@ def test_launches_are_recorded_by_the_null_device() -> None:
         x.normal_()
         graph.replay()
         assert torch.equal(found["y"], create().rms_norm(x + 1, weight, 1e-6) * 2)
+
+
+@torch.inference_mode()
+def test_adapters_in_a_graph_are_those_of_the_step() -> None:
+    """Slots and adapters are read when the graph is replayed."""
+    case = random_low_rank([-1] * 20, 600, [40, 24], [4, 8], 8).to(torch.float32, "cpu")
+    out = torch.empty_like(case.y)
+    y, *others = case.arguments
+
+    def work() -> None:
+        out.copy_(y)
+        create().add_low_rank(out, *others)
+
+    graph = capture(work)
+    for slots in ([0] * 20, [i % 3 - 1 for i in range(20)]):
+        case.slots.copy_(torch.tensor(slots))
+        case.b.mul_(2)
+        graph.replay()
+        torch.testing.assert_close(out, case.expected()[0].float(), rtol=1e-5, atol=1e-4)
