@@ -8,6 +8,7 @@ import itertools
 import time
 import weakref
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -15,6 +16,7 @@ from typing import Any, Self
 from dovetail.config.layers import LayeredConfig
 from dovetail.config.resolved import ResolvedConfig
 from dovetail.contracts.engine_client import EngineFacts, RequestPlan, RequestReports
+from dovetail.contracts.lora import LoadedLoRA, LoRARequest
 from dovetail.contracts.outputs import RequestOutput
 from dovetail.contracts.prompts import ChatPrompt, Prompt
 from dovetail.contracts.sampling import SamplingParams
@@ -99,9 +101,10 @@ class AsyncLLMEngine:
         cache_salt: str | None = None,
         trace_headers: Mapping[str, str] | None = None,
         user: str | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncIterator[RequestOutput]:
-        """Yields outputs as they come; the last one has `finished` set. `trace_headers` and `user`: see
-        `LLMEngine.add_request`.
+        """Yields outputs as they come; the last one has `finished` set. `trace_headers`, `user` and
+        `lora_request`: see `LLMEngine.add_request`.
 
         Raises `RequestError` for a request that is refused or that failed, `WorkerError` when the engine died.
         Leaving the loop early, or cancelling the task, aborts the request and frees its memory.
@@ -114,6 +117,7 @@ class AsyncLLMEngine:
             cache_salt=cache_salt,
             trace_headers=trace_headers,
             user=user,
+            lora_request=lora_request,
         )
         try:
             async for output in stream:
@@ -131,6 +135,7 @@ class AsyncLLMEngine:
         cache_salt: str | None = None,
         trace_headers: Mapping[str, str] | None = None,
         user: str | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> OutputReader:
         """See `EngineClient.submit`."""
         self._steps.check_running()
@@ -140,6 +145,7 @@ class AsyncLLMEngine:
         arrival = time.monotonic()
         processed = await self._text.process(prompt, sampling_params)
         stream = OutputStream(request_id, loop)
+        processed = replace(processed, lora_request=lora_request)
         add = partial(self._engine.add_request, request_id, processed, priority=priority, trace_headers=trace_headers)
         await self._steps.open_stream(stream, partial(add, arrival_time=arrival, cache_salt=cache_salt, user=user))
         return OutputReader(stream, self._steps.close_stream)
@@ -181,6 +187,22 @@ class AsyncLLMEngine:
     async def resume(self, request_ids: str | Iterable[str]) -> None:
         """See `LLMEngine.resume`."""
         await self._steps.call(partial(self._engine.resume, request_ids))
+
+    async def add_lora(self, request: LoRARequest) -> LoadedLoRA:
+        """See `TokenEngine.add_lora`; steps go on meanwhile."""
+        return await asyncio.wrap_future(await self._steps.call(partial(self._engine.start_lora, request)))
+
+    async def remove_lora(self, adapter: str | int) -> None:
+        """See `TokenEngine.remove_lora`."""
+        await self._steps.call(partial(self._engine.remove_lora, adapter))
+
+    async def list_loras(self) -> list[LoadedLoRA]:
+        """See `TokenEngine.list_loras`."""
+        return await self._steps.call(self._engine.list_loras)
+
+    async def pin_lora(self, adapter: str | int) -> None:
+        """See `TokenEngine.pin_lora`."""
+        await self._steps.call(partial(self._engine.pin_lora, adapter))
 
     async def reset_prefix_cache(self) -> PrefixCacheReset:
         """See `LLMEngine.reset_prefix_cache`; runs between two steps."""

@@ -7,6 +7,7 @@ import heapq
 from dataclasses import dataclass, replace
 
 from dovetail.contracts.errors import RequestError
+from dovetail.contracts.lora import LoRARequest
 from dovetail.contracts.outputs import BeamSearchOutput, BeamSearchSequence
 from dovetail.contracts.prompts import Prompt
 from dovetail.contracts.sampling import BeamSearchParams, SamplingParams
@@ -29,7 +30,9 @@ class _Beam:
 class BeamSearch:
     """Beam search for one prompt at a time."""
 
-    def __init__(self, engine: LLMEngine, params: BeamSearchParams):
+    def __init__(self, engine: LLMEngine, params: BeamSearchParams, lora_request: LoRARequest | None = None):
+        """`lora_request`: an adapter that is loaded."""
+        self._lora_request = lora_request
         self._engine = engine
         self._params = params
         temperature = params.temperature or 1.0
@@ -59,6 +62,7 @@ class BeamSearch:
             )
         # The search's own log probabilities are not a user's, whom model.max_logprobs limits.
         processed = engine.process_input(prompt, replace(self._sampling, logprobs=None))
+        processed = replace(processed, lora_request=self._lora_request)
         max_tokens = min(params.max_tokens, engine.config.model.max_model_len - len(processed.token_ids))
         beams = [_Beam(processed.token_ids, 0.0, 0, None)]
         done: list[tuple[_Beam, str]] = []

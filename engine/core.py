@@ -13,6 +13,7 @@ from dovetail.contracts.errors import PluginError, WorkerError
 from dovetail.contracts.executor import Executor
 from dovetail.contracts.scheduler import RequestStatus, Schedule, Scheduler, SchedulerLimits
 from dovetail.contracts.step import NewRequest, StepPlan, StepResult
+from dovetail.engine.adapters.slots import AdapterSlots
 from dovetail.engine.commit import commit_tokens
 from dovetail.engine.kv.manager import KVCacheManager
 from dovetail.engine.schedule_check import ask_scheduler, check_entering, check_progress, scheduler_raised
@@ -32,7 +33,12 @@ class EngineCore:
         kv: KVCacheManager,
         executor: Executor,
         max_in_flight: int = 1,
+        slots: AdapterSlots | None = None,
     ):
+        """`slots`: of adapters; None where none are served."""
+        self._slots = kv.adapters = slots
+        if slots is not None:
+            slots.watch(lambda: self._live.values())
         self._flights: deque[Step] = deque()
         """Steps that were handed over and not committed."""
         self._max_in_flight = max_in_flight
@@ -164,6 +170,8 @@ class EngineCore:
         sequence.status = RequestStatus.FINISHED
         self._awaiting_first.discard(sequence.seq_id)
         self._bad_words.pop(sequence.seq_id, None)
+        if self._slots is not None:
+            self._slots.forget(sequence)
         self._live.pop(sequence.seq_id, None)
         self._on_worker.discard(sequence.seq_id)
         if sequence.seq_id in self._reached_worker:
@@ -220,7 +228,7 @@ class EngineCore:
         try:
             schedule = self._schedule()
             if not schedule.requests:
-                if not self._flights:
+                if not self._flights and not (self._slots is not None and self._slots.has_refused):
                     check_progress(self._scheduler, self._live)
                 return False
             step = self._plan(schedule, started)
@@ -286,7 +294,8 @@ class EngineCore:
         seq_ids = [sequence.seq_id for sequence in requests]
         num_drafts = _scheduled_drafts(schedule) if self._may_have_drafts else None
         has_news = self._kv.has_changes or self._gone or self._unheard or self._unheard_blocks
-        if not has_news and known.issuperset(seq_ids):
+        is_placing = self._slots is not None and self._slots.has_changes
+        if not has_news and not is_placing and known.issuperset(seq_ids):
             # Nobody comes or leaves, and no block changes hands: most steps of most decodes.
             return Step(schedule, StepPlan(self._step_id, seq_ids, schedule.num_tokens, num_drafts), [], started)
         changes = self._kv.drain()
@@ -317,6 +326,7 @@ class EngineCore:
             swap_out=changes.swap_out,
             swap_in=changes.swap_in,
             copies=changes.copies,
+            adapters=self._slots.drain() if self._slots is not None else (),
         )
         return Step(schedule, plan, entered, started)
 
@@ -347,6 +357,7 @@ class EngineCore:
             bad_word_ids=self._bad_words.get(sequence.seq_id, ()),
             grammar=sequence.grammar,
             prediction=sequence.prediction,
+            adapter=sequence.adapter.digest if sequence.adapter is not None else None,
         )
 
     def _commit(self, step: Step) -> None:
@@ -428,6 +439,8 @@ class EngineCore:
             self._distrust(sequence)
             with suppress(PluginError):  # of the two errors, the step's is the cause
                 self.finish(sequence)
+        if self._slots is not None:
+            self._slots.withdraw(plan.adapters)
         self._gone += plan.finished
         self._unheard += [seq_id for seq_id in plan.preempted if seq_id in self._live]
         self._unheard_blocks += [change for change in plan.new_blocks if change[0] in self._live]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -11,6 +13,7 @@ from dovetail.config.layers import LayeredConfig
 from dovetail.config.load import load_config
 from dovetail.config.resolved import ResolvedConfig
 from dovetail.contracts.engine_client import EngineFacts, RequestReports
+from dovetail.contracts.lora import LoadedLoRA, LoRARequest
 from dovetail.contracts.outputs import RequestOutput, SpeculationTotals, TokenProgress
 from dovetail.contracts.prompts import Prompt
 from dovetail.contracts.sampling import SamplingParams
@@ -99,6 +102,7 @@ class LLMEngine:
         cache_salt: str | None = None,
         trace_headers: Mapping[str, str] | None = None,
         user: str | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> None:
         """Queues a request. Raises `RequestError` if it cannot be served.
 
@@ -106,9 +110,12 @@ class LLMEngine:
         `priority` runs first; a scheduler that does not look at it takes 0 only. `trace_headers`: headers of the
         request, of which `traceparent` and `tracestate` (W3C Trace Context) go to the telemetry sinks.
         `user`: for whom it is, so that an experiment may give all requests of one user the same arm; None: whoever has
-        the `cache_salt`.
+        the `cache_salt`. `lora_request`: the adapter that is added to the weights. One that is not loaded is read
+        first; the request waits for it, and fails where it cannot be used.
         """
         processed = prompt if isinstance(prompt, ProcessedInput) else self.process_input(prompt, params)
+        if lora_request is not None:
+            processed = replace(processed, lora_request=lora_request)
         entry = self.tokens.add_request(
             request_id,
             processed,
@@ -210,6 +217,26 @@ class LLMEngine:
     def reset_prefix_cache(self) -> PrefixCacheReset:
         """Forgets cached prefixes; says how many blocks were dropped, and how many stay while requests use them."""
         return self.tokens.reset_prefix_cache()
+
+    def start_lora(self, request: LoRARequest) -> Future[LoadedLoRA]:
+        """See `TokenEngine.start_lora`."""
+        return self.tokens.start_lora(request)
+
+    def add_lora(self, request: LoRARequest) -> LoadedLoRA:
+        """See `TokenEngine.add_lora`."""
+        return self.tokens.add_lora(request)
+
+    def remove_lora(self, adapter: str | int) -> None:
+        """See `TokenEngine.remove_lora`."""
+        self.tokens.remove_lora(adapter)
+
+    def list_loras(self) -> list[LoadedLoRA]:
+        """See `TokenEngine.list_loras`."""
+        return self.tokens.list_loras()
+
+    def pin_lora(self, adapter: str | int) -> None:
+        """See `TokenEngine.pin_lora`."""
+        self.tokens.pin_lora(adapter)
 
     def forget_finished(self) -> None:
         """See `TokenEngine.forget_finished`."""

@@ -46,6 +46,7 @@ def engine_facts(
         block_size=config.cache.block_size,
         prefix_caching=config.cache.prefix_caching,
         architecture=str(architectures[0]),
+        max_loras=config.lora.max_loras if config.lora is not None else 0,
         dialect=_dialect_facts(config.dialect, tokenizer),
     )
 

@@ -12,6 +12,7 @@ from dovetail.config.tree import nearest
 from dovetail.contracts.engine_client import EngineFacts
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar_spec import OutputGrammar
+from dovetail.contracts.lora import LoRARequest
 from dovetail.contracts.prompts import Prompt
 from dovetail.contracts.sampling import SamplingParams, as_token_ids
 from dovetail.engine.output_grammars import OutputGrammars
@@ -85,6 +86,8 @@ class ProcessedInput:
     shows_logprobs: bool
     """Whether outputs carry log probabilities; they may be computed for ranking alone."""
     grammar: OutputGrammar | None
+    lora_request: LoRARequest | None = None
+    """The adapter that is added to the weights."""
     prediction: tuple[int, ...] = ()
     """Token ids of what the output is expected to be; empty where the request says nothing."""
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NoReturn, cast
 
 from dovetail.config.layers import LayeredConfig
 from dovetail.contracts.errors import GenerationError, RequestError
+from dovetail.contracts.lora import LoadedLoRA, LoRARequest
 from dovetail.contracts.outputs import BeamSearchOutput, RequestOutput
 from dovetail.contracts.prompts import Prompt
 from dovetail.contracts.sampling import BeamSearchParams, SamplingParams
@@ -62,18 +63,29 @@ class LLM:
         *,
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Completes prompts and returns their outputs in order.
 
         One `SamplingParams` serves all prompts, or a list gives each its own. `use_tqdm` shows a progress bar with
-        input and output tokens per second. A prompt that is refused raises `RequestError` before anything is computed.
-        Where some fail later, `GenerationError` is raised once all are done; its `outputs` are those of all prompts.
+        input and output tokens per second. `lora_request`: an adapter that is added to the weights, for all prompts or
+        one for each (None: the model as it is); one that is not loaded is read first.
+
+        A prompt or an adapter that is refused raises `RequestError` before anything is computed. Where some fail later,
+        `GenerationError` is raised once all are done; its `outputs` are those of all prompts.
         """
         items = as_prompts(prompts)
         params = self._params_per_prompt(sampling_params, len(items))
         if priority is not None and len(priority) != len(items):
             raise RequestError(f"priority has {len(priority)} entries for {len(items)} prompts")
-        inputs = [self.engine.process_input(prompt, p) for prompt, p in zip(items, params, strict=True)]
+        adapters = self._adapters_per_prompt(lora_request, len(items))
+        inputs = [
+            replace(self.engine.process_input(prompt, p), lora_request=adapter)
+            for prompt, p, adapter in zip(items, params, adapters, strict=True)
+        ]
+        for adapter in dict.fromkeys(adapters):
+            if adapter is not None:
+                self.engine.add_lora(adapter)
         ids = [str(next(self._request_ids)) for _ in items]
         with self._joint.joined(ids) as call:
             for index, (request_id, processed) in enumerate(zip(ids, inputs, strict=True)):
@@ -91,8 +103,10 @@ class LLM:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
-        """Renders one conversation, or several, with the model's chat template and completes them."""
+        """Renders one conversation, or several, with the model's chat template and completes them. `lora_request`: as
+        in `generate`."""
         if isinstance(messages, str):
             raise RequestError("messages is text: give a list of {'role': ..., 'content': ...}, or use generate")
         if not isinstance(messages, Sequence) or isinstance(messages, bytes | bytearray | memoryview):
@@ -115,7 +129,7 @@ class LLM:
             )
             for conversation in conversations
         ]
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, lora_request=lora_request)
 
     def render_chat(self, messages: Sequence[Message], **template_options: Any) -> Prompt:
         """The prompt that `chat` would complete: its text and its token ids. Raises `RequestError`."""
@@ -126,11 +140,18 @@ class LLM:
         return {"prompt": text, "prompt_token_ids": token_ids}
 
     def beam_search(
-        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, use_tqdm: bool = True
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        *,
+        use_tqdm: bool = True,
+        lora_request: LoRARequest | None = None,
     ) -> list[BeamSearchOutput]:
         """Beam search for each prompt; beams share the KV blocks of what they have in common. Waits until no other
-        thread has a request."""
-        search = BeamSearch(self.engine, params)
+        thread has a request. `lora_request`: an adapter that is added to the weights."""
+        search = BeamSearch(self.engine, params, lora_request)
+        if lora_request is not None:
+            self.engine.add_lora(lora_request)
         items = as_prompts(prompts)
         with GenerationProgress(len(items), enabled=use_tqdm) as progress:
             return [progress.track_prompt(self._search_alone(search, prompt)) for prompt in items]
@@ -153,6 +174,22 @@ class LLM:
     def reset_prefix_cache(self) -> PrefixCacheReset:
         """See `LLMEngine.reset_prefix_cache`."""
         return self.engine.reset_prefix_cache()
+
+    def add_lora(self, request: LoRARequest) -> LoadedLoRA:
+        """See `TokenEngine.add_lora`."""
+        return self.engine.add_lora(request)
+
+    def remove_lora(self, adapter: str | int) -> None:
+        """See `TokenEngine.remove_lora`."""
+        self.engine.remove_lora(adapter)
+
+    def list_loras(self) -> list[LoadedLoRA]:
+        """See `TokenEngine.list_loras`."""
+        return self.engine.list_loras()
+
+    def pin_lora(self, adapter: str | int) -> None:
+        """See `TokenEngine.pin_lora`."""
+        self.engine.pin_lora(adapter)
 
     def sleep(self, level: int = 1) -> int:
         """See `LLMEngine.sleep`."""
@@ -186,6 +223,17 @@ class LLM:
         if len(given) != count:
             raise RequestError(f"sampling_params has {len(given)} entries for {count} prompts")
         return [_final_only(params) for params in given]
+
+    def _adapters_per_prompt(
+        self, given: LoRARequest | Sequence[LoRARequest | None] | None, count: int
+    ) -> list[LoRARequest | None]:
+        if given is None or isinstance(given, LoRARequest):
+            return [given] * count
+        if not isinstance(given, list | tuple) or not all(one is None or isinstance(one, LoRARequest) for one in given):
+            raise RequestError(f"lora_request must be a LoRARequest(name, id, path), or a list of them, got {given!r}")
+        if len(given) != count:
+            raise RequestError(f"lora_request has {len(given)} entries for {count} prompts")
+        return list(given)
 
     def _search_alone(self, search: BeamSearch, prompt: Prompt) -> BeamSearchOutput:
         with self._joint.alone():

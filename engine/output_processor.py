@@ -309,6 +309,7 @@ class OutputProcessor:
             prompt_logprobs=record.prompt_logprobs,
             error=record.error,
             weight_version=record.weight_version,
+            lora_request=record.input.lora_request,
             is_delta=is_delta,
         )
 

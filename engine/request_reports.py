@@ -56,6 +56,8 @@ def _state(entry: RequestEntry) -> str:
         return "finished"
     if entry.grammar_wait is not None and entry.grammar_wait.until is None:
         return "compiling"
+    if first.waits_for_adapter:
+        return "loading"
     return "held" if first.is_held else first.status.value
 
 
@@ -84,6 +86,7 @@ def request_stats(entry: RequestEntry) -> RequestStats:
         drafter_error=metrics.drafter_error,
         speculation=params.speculation,
         drafter_is_idle=entry.drafter_is_idle,
+        adapter=entry.adapter,
         weight_version=entry.weight_version,
         n=params.n,
         max_tokens=params.max_tokens,

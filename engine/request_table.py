@@ -9,6 +9,7 @@ from typing import Protocol
 
 from dovetail.contracts.outputs import RequestMetrics, SpeculationTotals
 from dovetail.contracts.sampling import SamplingParams
+from dovetail.contracts.scheduler import RequestStatus
 from dovetail.contracts.step import DraftCounts
 from dovetail.contracts.telemetry import Assignment
 from dovetail.engine.pending_grammars import GrammarWait
@@ -41,6 +42,8 @@ class RequestEntry:
     """None: the request asks for no form of its output."""
     assignment: Assignment | None = None
     """What it got, where it takes part in an experiment."""
+    adapter: str = ""
+    """Name of the adapter that is added to the weights; "" for none."""
     finish_reason: str = "abort"
     """Of the first sequence, once it has ended."""
     error: str | None = None
@@ -86,6 +89,16 @@ class RequestTable:
     def entries(self) -> list[RequestEntry]:
         """Requests that are not finished, in order of arrival. From any thread."""
         return list(self._entries.values())
+
+    def adapters(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Names of the adapters of requests in the batch, and of those that wait. From any thread."""
+        running: set[str] = set()
+        waiting: set[str] = set()
+        for entry in self.entries():
+            if entry.adapter:
+                is_running = any(sequence.status is RequestStatus.RUNNING for sequence in entry.sequences)
+                (running if is_running else waiting).add(entry.adapter)
+        return tuple(sorted(running)), tuple(sorted(waiting))
 
     def add(self, entry: RequestEntry, *, streams: bool) -> None:
         """Takes in an accepted request. `streams`: its tokens are wanted after every step."""

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from dovetail.contracts.grammar_spec import OutputGrammar
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.scheduler import RequestState, RequestStatus
+from dovetail.engine.adapters.adapter import Adapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,9 @@ class Sequence(RequestState):
 
     __slots__ = (
         "_is_asked_to_hold",
+        "_waits_for_adapter",
         "_waits_for_grammar",
+        "adapter",
         "block_hashes",
         "block_ids",
         "capacity",
@@ -74,6 +77,7 @@ class Sequence(RequestState):
         draft_blocks: DraftBlocks | None = None,
         grammar: OutputGrammar | None = None,
         prediction: tuple[int, ...] = (),
+        adapter: Adapter | None = None,
     ):
         super().__init__(
             request_id,
@@ -86,10 +90,7 @@ class Sequence(RequestState):
         self.seq_id = seq_id
         self.token_ids = list(prompt_token_ids)
         self.sampling = sampling
-        self.plain_hash_seed = hash_seed
-        """What the block hashes start from where no drafter fills pages of its own (`prefix_seed`)."""
-        self.hash_seed = hash_seed if draft_blocks is None else draft_blocks.seed
-        """What they start from now."""
+        self._start_hashes(hash_seed, draft_blocks)
         self.hash_ahead = 0 if draft_blocks is None else draft_blocks.hash_ahead
         self.num_lookahead_tokens = 0 if draft_blocks is None else draft_blocks.num_lookahead_tokens
         self.fork_parent = fork_parent
@@ -100,8 +101,6 @@ class Sequence(RequestState):
         """Tokens that its device blocks hold, or 0 where some may have to be copied before they are written to."""
         self.host_block_ids: list[list[int]] = []
         """Per KV group, while swapped out."""
-        self.block_hashes: list[bytes] = []
-        """Content hashes of the leading full blocks, computed on demand; valid while the tokens do not change."""
         self.commit_at = 0
         """num_computed_tokens at which the KV manager has something to commit: most steps skip the call."""
         self.max_total_tokens = max_total_tokens
@@ -114,17 +113,47 @@ class Sequence(RequestState):
         self.prediction = prediction
         self.retain_blocks = False
         """Keep the blocks when the sequence ends, for sequences that will be forked from it."""
-        self._is_asked_to_hold = self._waits_for_grammar = False
+        self.adapter = adapter
+        """What is added to the weights; None: nothing, or what `wait_for_adapter` waits for."""
+        self._is_asked_to_hold = self._waits_for_grammar = self._waits_for_adapter = False
 
     def hold(self, is_held: bool) -> None:
         """What was asked of `RequestControl`."""
         self._is_asked_to_hold = is_held
-        self.is_held = is_held or self._waits_for_grammar
+        self._settle_hold()
 
     def wait_for_grammar(self, waits: bool) -> None:
         """The sequence is held while its grammar is compiled, whatever was asked."""
         self._waits_for_grammar = waits
-        self.is_held = waits or self._is_asked_to_hold
+        self._settle_hold()
+
+    def wait_for_adapter(self) -> None:
+        """The sequence is held until `take_adapter`, whatever was asked. It has computed nothing."""
+        self._waits_for_adapter = True
+        self._settle_hold()
+
+    def take_adapter(self, adapter: Adapter | None, hash_seed: bytes, draft_blocks: DraftBlocks | None) -> None:
+        """The adapter is read, and with it is known what block hashes start from. None: it could not be read."""
+        self.adapter = adapter
+        self._start_hashes(hash_seed, draft_blocks)
+        self._waits_for_adapter = False
+        self._settle_hold()
+
+    def _start_hashes(self, seed: bytes, draft_blocks: DraftBlocks | None) -> None:
+        self.plain_hash_seed = seed
+        """What the block hashes start from where no drafter fills pages of its own (`prefix_seed`)."""
+        self.hash_seed = seed if draft_blocks is None else draft_blocks.seed
+        """What they start from now."""
+        self.block_hashes: list[bytes] = []
+        """Content hashes of the leading full blocks, computed on demand; valid while the tokens do not change."""
+
+    def _settle_hold(self) -> None:
+        self.is_held = self._is_asked_to_hold or self._waits_for_grammar or self._waits_for_adapter
+
+    @property
+    def waits_for_adapter(self) -> bool:
+        """Whether its adapter is being read."""
+        return self._waits_for_adapter
 
     @property
     def is_finished(self) -> bool:

@@ -10,13 +10,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from dovetail.config.resolved import ResolvedConfig
 from dovetail.contracts.errors import ConfigError, PluginError, RequestError
 from dovetail.contracts.hooks import RequestControl
-from dovetail.contracts.outputs import SpeculationTotals
 from dovetail.contracts.telemetry import (
     DrafterTotals,
     EngineDescription,
@@ -33,7 +32,7 @@ from dovetail.engine.exposition import joined
 from dovetail.engine.hooks import HookCaller
 from dovetail.engine.kv.manager import KVCacheManager
 from dovetail.engine.request_reports import EndedRequests, request_stats
-from dovetail.engine.request_table import RequestEntry
+from dovetail.engine.request_table import RequestEntry, RequestTable
 from dovetail.engine.step import Step
 
 logger = logging.getLogger(__name__)
@@ -107,6 +106,7 @@ class Telemetry:
                 FirstToken(
                     latency=now - metrics.arrival_time,
                     drafter=metrics.drafter,
+                    adapter=entry.adapter,
                     weight_version=entry.weight_version,
                     assignment=entry.assignment,
                 )
@@ -130,7 +130,7 @@ class Telemetry:
             self._tell(lambda sink: sink.on_request(stats))
             self._note_load()
 
-    def exposition(self, totals: Mapping[str, SpeculationTotals], *, is_asleep: bool) -> Exposition:
+    def exposition(self, requests: RequestTable, *, is_asleep: bool) -> Exposition:
         """What all sinks expose that can and have not raised. Raises `ConfigError` where no sink can, `PluginError`
         where all that can were switched off, one raises now or they make no page together, `RequestError` after
         `close`."""
@@ -146,7 +146,7 @@ class Telemetry:
         if not working:
             names = ", ".join(listener.name for listener, _ in exposing)
             raise PluginError(f"telemetry sink {names} raised and was switched off: the log has its error")
-        state = self._state(totals, is_asleep)
+        state = self._state(requests, is_asleep)
         return joined({name: _rendered(name, sink, state) for name, sink in working})
 
     def close(self) -> None:
@@ -195,11 +195,13 @@ class Telemetry:
             kv_dtype=config.cache.dtype,
             drafter=config.speculation.default if config.speculation is not None else None,
             experiments=config.experiments,
+            max_loras=config.lora.max_loras if config.lora is not None else 0,
         )
 
-    def _state(self, totals: Mapping[str, SpeculationTotals], is_asleep: bool) -> EngineState:
+    def _state(self, requests: RequestTable, is_asleep: bool) -> EngineState:
         kv = self._kv.statistics()
         num_running, num_waiting = self._load
+        running_adapters, waiting_adapters = requests.adapters()
         return EngineState(
             num_running=num_running,
             num_waiting=num_waiting,
@@ -217,12 +219,14 @@ class Telemetry:
                     accepted_per_position=tuple(sums.accepted_per_position),
                     num_errors=sums.num_drafter_errors,
                 )
-                for drafter, sums in totals.items()
+                for drafter, sums in requests.speculation_totals().items()
             },
             sinks=tuple(
                 SinkTotals(name=listener.name, seconds=listener.seconds, is_on=listener.is_on)
                 for listener in self._listeners
             ),
+            running_adapters=running_adapters,
+            waiting_adapters=waiting_adapters,
         )
 
     def _step_stats(self, step: Step, first_tokens: tuple[FirstToken, ...]) -> StepStats:

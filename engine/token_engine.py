@@ -9,14 +9,19 @@ import random
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 
 from dovetail.config.resolved import ResolvedConfig
 from dovetail.contracts.engine_client import EngineFacts, RequestReports
 from dovetail.contracts.errors import PluginError, RequestError
+from dovetail.contracts.lora import LoadedLoRA, LoRARequest
 from dovetail.contracts.outputs import RequestMetrics, SpeculationTotals, TokenProgress
 from dovetail.contracts.telemetry import Assignment, Exposition, TelemetrySink
+from dovetail.engine.adapters.adapter import Adapter
+from dovetail.engine.adapters.known import KnownAdapter
+from dovetail.engine.adapters.served import ServedAdapters
 from dovetail.engine.core import EngineCore
 from dovetail.engine.exclusive_use import ExclusiveUse, exclusive
 from dovetail.engine.experiments import Experiments
@@ -73,21 +78,27 @@ class TokenEngine:
         self.facts: EngineFacts = engine_facts(
             config, type(parts.scheduler), parts.acceptance, parts.tokenizer, parts.grammars.facts
         )
-        self._core = self._create_core()
+        self._holds = Holds()
         self._telemetry = Telemetry(config, parts.sinks, parts.hooks)
         self._requests = RequestTable(self._telemetry)
+        self._adapters = ServedAdapters(config, self._requests, self._holds.notify)
+        self._core = self._create_core()
         self._experiments = Experiments(config.experiments, self.facts) if config.experiments else None
         self._seq_ids = itertools.count(1)
         self._seeds = random.Random(config.model.seed)
         self._idle_drafters = IdleDrafters()
         self._idle_memory = IdleMemory()
-        self._holds = Holds()
         self._pending_grammars = PendingGrammars(self._holds.notify)
         self._pages = pages_identity(config, parts.kv.layout, weight_version=0)
         self._telemetry.attach(self._core, parts.kv)
         self._telemetry.engine_started(self._holds)
         self._closed = False
         self._is_asleep = False
+        try:
+            self._adapters.read_configured()
+        except BaseException:
+            self._close()
+            raise
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -114,22 +125,16 @@ class TokenEngine:
         `user`: for whom it is, so that an experiment may give all requests of one user the same arm; None: whoever has
         the `cache_salt`.
         """
-        check_request_id(request_id)
-        if request_id in self._requests:
-            raise RequestError(f"request id {request_id!r} is in use")
-        # What was asked so far is not for this request, though one that ended may have had its id.
-        self._holds.apply(self._requests.sequences)
-        self._check_priority(priority)
+        self._check_new(request_id, processed, priority)
         check_order(priority, arrival_time)
         check_salt(cache_salt)
         check_user(user)
         params = processed.params
-        for name, options in params.processors.items():
-            self._parts.processors[name].validate(options)
         arrival = time.monotonic() if arrival_time is None else arrival_time
         salt = processed.cache_salt if processed.cache_salt is not None else cache_salt
+        known = self._adapters.named(processed.lora_request)
         processed, assignment = self._assigned(request_id, processed, salt if user is None else user)
-        sequences = self._create_sequences(request_id, processed, priority, arrival, salt)
+        sequences = self._create_sequences(request_id, processed, priority, arrival, salt, known)
         entry = RequestEntry(
             request_id,
             params,
@@ -142,6 +147,7 @@ class TokenEngine:
             is_salted=salt is not None,
             drafter_is_idle=sequences[0].drafter != processed.drafter,
             assignment=assignment,
+            adapter=known.name if known is not None else "",
         )
         self._requests.add(entry, streams=processed.streams_tokens)
         try:
@@ -150,10 +156,21 @@ class TokenEngine:
             self._requests.drop(request_id)
             raise
         entry.grammar_wait = self._wait_for_grammar(sequences)
+        self._adapters.wait(known, sequences, salt)
         self._telemetry.request_added(entry, self._holds)
         self._idle_memory.work()
         self._holds.notify()
         return entry
+
+    def _check_new(self, request_id: str, processed: ProcessedInput, priority: int) -> None:
+        check_request_id(request_id)
+        if request_id in self._requests:
+            raise RequestError(f"request id {request_id!r} is in use")
+        # What was asked so far is not for this request, though one that ended may have had its id.
+        self._holds.apply(self._requests.sequences)
+        self._check_priority(priority)
+        for name, options in processed.params.processors.items():
+            self._parts.processors[name].validate(options)
 
     @exclusive
     def step(self) -> StepUpdate | None:
@@ -170,6 +187,9 @@ class TokenEngine:
                 self._holds.apply(self._requests.sequences)
             if self._pending_grammars.landed:
                 self._take_grammars(update)
+            if self._adapters.has_news:
+                for ended, error in self._adapters.take(self._adapt):
+                    self._end_requests([ended], Ending("error", error=error), update)
             step = self._core.step()
             if step is None:
                 self._note_rest()
@@ -232,7 +252,8 @@ class TokenEngine:
     @property
     def is_runnable(self) -> bool:
         """Whether `step` has something to do: not while all requests are held. May be asked from any thread."""
-        return bool(self._holds.asked or self._pending_grammars.landed) or self._core.is_runnable
+        has_news = self._pending_grammars.landed or self._adapters.has_news
+        return bool(self._holds.asked or has_news) or self._core.is_runnable
 
     @property
     def wakeup(self) -> threading.Condition:
@@ -272,7 +293,10 @@ class TokenEngine:
     @exclusive
     def create_sequence(self, request_id: str, processed: ProcessedInput, fork_parent: Sequence | None) -> Sequence:
         """A sequence outside of any request: its tokens are the caller's to read."""
-        sequence = self._create_sequences(request_id, processed, 0, time.monotonic(), processed.cache_salt)[0]
+        known = self._adapters.named(processed.lora_request)
+        if known is not None and known.adapter is None:
+            raise RequestError(f"adapter {known.name!r} is not read yet: call add_lora first")
+        sequence = self._create_sequences(request_id, processed, 0, time.monotonic(), processed.cache_salt, known)[0]
         sequence.fork_parent = fork_parent
         return sequence
 
@@ -280,6 +304,32 @@ class TokenEngine:
     def reset_prefix_cache(self) -> PrefixCacheReset:
         """Forgets cached prefixes; says how many blocks were dropped, and how many stay while requests use them."""
         return self._parts.kv.reset_prefix_cache()
+
+    @exclusive
+    def start_lora(self, request: LoRARequest) -> Future[LoadedLoRA]:
+        """As `add_lora`, without waiting: what it raises once the files are read, the future does."""
+        return self._adapters.start(request)
+
+    def add_lora(self, request: LoRARequest) -> LoadedLoRA:
+        """Reads an adapter and checks it, so that requests may name it; one that is loaded stays as it is. Raises
+        `RequestError` for what is no adapter of this model, `AdapterNotFound` where its folder is not there,
+        `AdapterConflict` where name or number is another's, or files changed since they were read: unload it first."""
+        return self.start_lora(request).result()
+
+    @exclusive
+    def remove_lora(self, adapter: str | int) -> None:
+        """Unloads an adapter, by name or number. Raises `AdapterNotFound`; `AdapterConflict` while requests use it."""
+        self._adapters.remove(adapter)
+
+    @exclusive
+    def list_loras(self) -> list[LoadedLoRA]:
+        """The adapters that are loaded, in the order in which they came."""
+        return self._adapters.listed()
+
+    @exclusive
+    def pin_lora(self, adapter: str | int) -> None:
+        """An adapter, by name or number, keeps its slot. Raises `AdapterNotFound`; `RequestError` for the last slot."""
+        self._adapters.pin(adapter)
 
     @exclusive
     def forget_finished(self) -> None:
@@ -309,6 +359,7 @@ class TokenEngine:
                 "the engine cannot sleep while requests are unfinished, held ones included: let them end, or abort them"
             )
         self._core.settle()
+        self._adapters.forget_slots()
         given_back = sum(self._parts.workers.call("sleep", level))
         self.reset_prefix_cache()
         self._is_asleep = True
@@ -370,7 +421,7 @@ class TokenEngine:
         not wait for the step that runs. Raises `ConfigError` where no sink exposes metrics, `PluginError` where one
         raises, all were switched off or their pages make none together, `RequestError` after `shutdown`."""
         self.use.check_process()
-        return self._telemetry.exposition(self._requests.speculation_totals(), is_asleep=self._is_asleep)
+        return self._telemetry.exposition(self._requests, is_asleep=self._is_asleep)
 
     def keep_ended(self, most: int) -> None:
         """`explain_request` knows so many requests after their end; 0, as at the start: none."""
@@ -435,6 +486,7 @@ class TokenEngine:
             self._idle_memory.close()
             self._telemetry.close()
             self._parts.grammars.close()
+            self._adapters.close()
             self._parts.executor.shutdown()
 
     def _wait_for_grammar(self, sequences: list[Sequence]) -> GrammarWait | None:
@@ -450,6 +502,10 @@ class TokenEngine:
         for request_id, error in self._pending_grammars.take():
             self._end_requests([request_id], Ending("error", GRAMMAR_REFUSED, error), update)
 
+    def _adapt(self, sequence: Sequence, adapter: Adapter, cache_salt: str | None) -> None:
+        seed = prefix_seed(self._pages, adapter.digest, cache_salt)
+        sequence.take_adapter(adapter, seed, self._draft_blocks(sequence.drafter, seed))
+
     def _note_rest(self) -> None:
         if not self._core.has_work:
             self._idle_memory.rest()
@@ -458,7 +514,9 @@ class TokenEngine:
         parts = self._parts
         # How many tokens a request with drafts gets is known only when they are judged.
         max_in_flight = parts.executor.max_in_flight if self.config.speculation is None else 1
-        return EngineCore(parts.scheduler, self.config.limits, parts.kv, parts.executor, max_in_flight)
+        return EngineCore(
+            parts.scheduler, self.config.limits, parts.kv, parts.executor, max_in_flight, self._adapters.slots
+        )
 
     def _end_requests(self, request_ids: list[str], ending: Ending, update: StepUpdate) -> None:
         """Ends those of `request_ids` that are known. Errors of the scheduler are raised when all have ended."""
@@ -491,13 +549,20 @@ class TokenEngine:
         return replace(processed, drafter=chosen.arm.drafter), assignment
 
     def _create_sequences(
-        self, request_id: str, processed: ProcessedInput, priority: int, arrival: float, cache_salt: str | None
+        self,
+        request_id: str,
+        processed: ProcessedInput,
+        priority: int,
+        arrival: float,
+        cache_salt: str | None,
+        known: KnownAdapter | None,
     ) -> list[Sequence]:
         if self._is_asleep:
             raise RequestError("the engine sleeps: call wake_up first")
         params = processed.params
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(64)
-        hash_seed = prefix_seed(self._pages, None, cache_salt)
+        adapter = known.adapter if known is not None else None
+        hash_seed = prefix_seed(self._pages, adapter.digest if adapter is not None else None, cache_salt)
         drafter = self._idle_drafters.drafter_for(processed.drafter, self._core.idle_drafters)
         draft_blocks = self._draft_blocks(drafter, hash_seed)
         return [
@@ -517,6 +582,7 @@ class TokenEngine:
                 draft_blocks=draft_blocks,
                 grammar=processed.grammar,
                 prediction=processed.prediction,
+                adapter=adapter,
             )
             for index in range(params.num_sequences)
         ]

@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 from dovetail.contracts.errors import RequestError
 from dovetail.vllm.settings import VLLM_NAMES
 
-LORA = VLLM_NAMES["enable_lora"].refusal
 BEAM_SEARCH = VLLM_NAMES["use_beam_search"].refusal
 PROCESSORS = (
     "functions do not travel to workers; write a logits processor plugin, name it in the section logits_processors and"
@@ -53,7 +52,7 @@ _MODULES: Mapping[str, str] = {
     " (docs/configuration.md)",
     "executor": "executors are plugins here: derive from dovetail.contracts.executor.Executor (docs/executors.md)",
     "logits_process": "logits processors are plugins here: derive from dovetail.contracts.logits.LogitsProcessor",
-    "lora": LORA,
+    "lora": "adapters are named by LoRARequest, in dovetail.vllm.lora.request",
     "model_executor": "models are plugins here: derive from dovetail.contracts.model.ModelFamily and build from"
     " dovetail.nn; sharded and serialized states of vLLM's loaders are not read, save safetensors instead",
     "multimodal": MEDIA,
@@ -81,7 +80,6 @@ _NAMES: Mapping[str, str] = {
     "PoolingRequestOutput": POOLING,
     "ScoringOutput": POOLING,
     "ScoringRequestOutput": POOLING,
-    "LoRARequest": LORA,
     "ModelRegistry": _MODULES["model_executor"],
     "initialize_ray_cluster": _MODULES["ray"],
     "__version__": "vLLM itself is not here: dovetail.__version__ is Dovetail's",
@@ -98,10 +96,6 @@ MEMBERS: Mapping[str, str] = {
     "processor": "prompts are processed by `process_input` of the engine",
     "engine_core": "the step loop is `core` of the engine",
     "model_executor": REMOTE_CODE,
-    "add_lora": LORA,
-    "remove_lora": LORA,
-    "list_loras": LORA,
-    "pin_lora": LORA,
     "do_log_stats": _SINKS,
     "do_log_stats_with_interval": _SINKS,
     "reset_mm_cache": MEDIA,
@@ -127,7 +121,6 @@ CONFIGS: Mapping[str, str] = {
 """Reasons for vLLM's config classes, by name."""
 
 _ARGUMENTS: Mapping[str, str] = {
-    "lora_request": LORA,
     "prompt_adapter_request": "vLLM itself has dropped prompt adapters",
     "guided_options_request": "give SamplingParams(structured_outputs=...)",
     "mm_processor_kwargs": MEDIA,

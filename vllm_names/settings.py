@@ -15,7 +15,7 @@ from dovetail.vllm.settings_server import SERVER_NAMES
 from dovetail.vllm.settings_speculation import SPECULATION, SPECULATIVE_CONFIG
 
 _VISION = ("models take text only so far", "describe images in the prompt, and leave it out")
-_LORA = ("adapters are not loaded yet", "merge the adapter into the weights, and serve the merged model")
+_MERGED = "merge the adapter into the weights, and serve the merged model"
 _PROMPT_ADAPTER = ("vLLM itself has dropped prompt adapters", "use a prompt prefix, which prefix caching makes cheap")
 _TOKENIZER_POOL = (
     "every API process tokenizes, long prompts on threads of its own",
@@ -231,15 +231,23 @@ _WEIGHTS = (
 )
 
 _ADAPTERS = (
-    planned("enable_lora", "switch", *_LORA, False),
-    planned("enable_lora_bias", "switch", *_LORA, False),
-    planned("max_loras", "int", *_LORA, 1),
-    planned("max_lora_rank", "int", *_LORA, 16),
-    planned("lora_extra_vocab_size", "int", *_LORA, 256),
-    planned("lora_dtype", "str", *_LORA, "auto"),
-    planned("long_lora_scaling_factors", "str", *_LORA),
-    planned("max_cpu_loras", "int", *_LORA),
-    planned("fully_sharded_loras", "switch", *_LORA, False),
+    works("enable_lora", "switch", "lora.enabled"),
+    refused("enable_lora_bias", "switch", "vLLM itself has dropped biases of adapters", _MERGED, False),
+    works("max_loras", "int", "lora.max_loras"),
+    works("max_lora_rank", "int", "lora.max_rank", "any rank up to 1024"),
+    refused("lora_extra_vocab_size", "int", "vLLM itself has dropped tokens that adapters add", _MERGED, 256, 0),
+    refused(
+        "lora_dtype", "str", "adapters have the model's dtype, and their sums are in float32", "leave it out", "auto"
+    ),
+    refused("long_lora_scaling_factors", "str", "vLLM itself has dropped LongLoRA", _MERGED),
+    works("max_cpu_loras", "int", "lora.max_cpu_loras"),
+    refused(
+        "fully_sharded_loras",
+        "switch",
+        "adapters are divided among ranks as the layers are that they change",
+        "leave it out",
+        False,
+    ),
     refused("enable_prompt_adapter", "switch", *_PROMPT_ADAPTER, False),
     refused("max_prompt_adapters", "int", *_PROMPT_ADAPTER, 1),
     refused("max_prompt_adapter_token", "int", *_PROMPT_ADAPTER, 0),

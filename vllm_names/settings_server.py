@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dovetail.config.foreign_names import ForeignName, planned, refused, works
+from dovetail.config.foreign_names import ForeignName, refused, works
 
 _HEADERS = ("headers may have 64 KiB, in any number", "leave it out; a proxy can bound them further")
 
@@ -119,11 +119,12 @@ SERVER_NAMES: tuple[ForeignName, ...] = (
         "derive from dovetail.contracts.dialect.Dialect and give tool_call_parser ./file.py:Class",
         "",
     ),
-    planned(
+    works(
         "lora_modules",
         "strs",
-        "adapters are not loaded yet",
-        "merge the adapter into the weights, and serve the merged model",
+        "lora.modules",
+        "`NAME=PATH`, or JSON with `name`, `path` and `base_model_name`",
+        entries={"path": "lora.modules", "base_model_name": "server.routes.models.parents"},
     ),
     refused("headless", "switch", "a server has its engine with it", "leave it out", False),
 )

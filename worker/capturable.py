@@ -9,6 +9,7 @@ import torch
 from dovetail.contracts.attention import AttentionBackend
 from dovetail.contracts.model import CausalLM, ModelContext, ModelFamily
 from dovetail.contracts.operators import Operators
+from dovetail.nn.adapters import adapter_space
 from dovetail.nn.operators import TorchOperators
 from dovetail.nn.waiting import MayWait
 
@@ -31,6 +32,9 @@ def why_not_captured(
     for backend in backends:
         if not backend.capabilities.graph_capture:
             return _undeclared("attention backend", type(backend), "AttentionCapabilities.graph_capture")
+    space = adapter_space(context)
+    if space is not None and (reason := space.why_it_waits()) is not None:
+        return f"adapters: {reason}"
     assert isinstance(model, torch.nn.Module)
     for name, module in model.named_modules():
         reason = module.why_it_waits() if isinstance(module, MayWait) else None

@@ -14,6 +14,7 @@ from dovetail.contracts.plugin import Environment
 from dovetail.contracts.quantization import QuantizationMethod, QuantizationNeed
 from dovetail.contracts.weights import ModelFiles, TensorInfo, WeightFormat
 from dovetail.registry.components import create_class
+from dovetail.worker.adapters.planning import slot_bytes
 from dovetail.worker.kv_size import kv_bytes_per_token, kv_capacity
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ class MemoryEstimate:
     """Tokens that it holds."""
     max_concurrency: float | None
     """Requests of max_model_len tokens that it holds at once."""
+    adapter_bytes: int = 0
+    """Slots for low-rank adapters."""
 
 
 def estimate_memory(resolved: ResolvedConfig, environment: Environment) -> MemoryEstimate:
@@ -66,7 +69,9 @@ def estimate_memory(resolved: ResolvedConfig, environment: Environment) -> Memor
         if drafter.model is not None
     )
     per_token = kv_bytes_per_token(size, resolved.cache.dtype, ranks) + draft_bytes
-    kv_bytes, kv_tokens = _kv_memory(resolved, environment, weight_bytes + draft_weight_bytes, per_token)
+    adapter_bytes = slot_bytes(resolved)
+    held = weight_bytes + draft_weight_bytes + adapter_bytes
+    kv_bytes, kv_tokens = _kv_memory(resolved, environment, held, per_token)
     return MemoryEstimate(
         num_parameters=sum(math.prod(info.shape) for info in infos),
         checkpoint_bytes=sum(info.num_bytes for info in infos),
@@ -76,6 +81,7 @@ def estimate_memory(resolved: ResolvedConfig, environment: Environment) -> Memor
         kv_bytes_per_token=per_token,
         draft_bytes_per_token=draft_bytes,
         draft_weight_bytes=draft_weight_bytes,
+        adapter_bytes=adapter_bytes,
         kv_bytes=kv_bytes,
         kv_tokens=kv_tokens,
         max_concurrency=None if kv_tokens is None else kv_tokens / resolved.model.max_model_len,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dovetail.contracts.step import NewRequest, StepPlan
+from dovetail.worker.adapters.slots import WorkerAdapters, rows_of
 
 
 @dataclass(slots=True)
@@ -42,13 +43,25 @@ class StepInputs:
     reaches_end: np.ndarray
     """[R] bool: whether the last known token is computed, so that the next one can be drawn."""
     tree_masks: dict[int, np.ndarray] = field(default_factory=dict)
+    adapter_slots: np.ndarray | None = None
+    """[T] int32: the slot of each token's low-rank adapter, -1 for none; None where no token has one."""
 
 
 class InputBatch:
     """Rows of requests: token ids, counts and block tables."""
 
-    def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int, num_groups: int, max_ahead: int):
-        """`max_ahead`: most tokens behind the known ones that a step computes of a request."""
+    def __init__(
+        self,
+        max_num_seqs: int,
+        max_model_len: int,
+        block_size: int,
+        num_groups: int,
+        max_ahead: int,
+        adapters: WorkerAdapters | None = None,
+    ):
+        """`max_ahead`: most tokens behind the known ones that a step computes of a request. `adapters`: None where
+        requests have none."""
+        self._adapters = adapters
         self._block_size = block_size
         width = max_model_len + max_ahead + 1
         num_blocks = -(-width // block_size)
@@ -85,6 +98,13 @@ class InputBatch:
             self.block_tables[group][row, index : index + len(blocks)] = blocks
         for request in plan.new_requests:
             self.add(request)
+
+    def adapter_slots(self, seq_ids: Sequence[int], counts: np.ndarray) -> np.ndarray | None:
+        """int32 [sum of counts]: the slot of each token's adapter, of so many tokens of each request; None where no
+        request has one. Raises `ModelError` where one could not be placed."""
+        if self._adapters is None:
+            return None
+        return rows_of(self._adapters, [self.requests[seq_id].request for seq_id in seq_ids], counts)
 
     def known_tokens(self, seq_id: int) -> np.ndarray:
         """int32: a view of the tokens of a request in the batch, read-only because drafters get it."""
@@ -140,4 +160,5 @@ class InputBatch:
             ],
             num_drafts=num_drafts,
             reaches_end=seq_lens - num_drafts >= self.num_tokens[rows],
+            adapter_slots=None if self._adapters is None else self.adapter_slots(plan.seq_ids, counts),
         )

@@ -36,8 +36,11 @@ class JudgedRows:
     """Takes logits [num_rows, vocab_size] and a sampler that knows the requests 0 to num_requests - 1."""
 
 
-def largest_inputs(limits: SchedulerLimits, max_model_len: int, layout: KVLayout) -> StepInputs:
-    """Prompts as long as may be, max_num_batched_tokens in all, whose pages are all block 0."""
+def largest_inputs(
+    limits: SchedulerLimits, max_model_len: int, layout: KVLayout, *, has_adapters: bool = False
+) -> StepInputs:
+    """Prompts as long as may be, max_num_batched_tokens in all, whose pages are all block 0; with an adapter where
+    there are any."""
     total = limits.max_num_batched_tokens
     lengths = [max_model_len] * (total // max_model_len)
     if total % max_model_len:
@@ -58,6 +61,7 @@ def largest_inputs(limits: SchedulerLimits, max_model_len: int, layout: KVLayout
         slot_mappings=[slots for _ in layout.groups],
         num_drafts=np.zeros_like(counts),
         reaches_end=np.ones(len(counts), dtype=bool),
+        adapter_slots=np.zeros(len(positions), dtype=np.int32) if has_adapters else None,
     )
 
 

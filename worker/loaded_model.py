@@ -20,6 +20,7 @@ from dovetail.nn.context import BuildContext
 from dovetail.nn.native.kept_kernels import KernelKeeper
 from dovetail.nn.operators import torch_operators
 from dovetail.nn.packed_cache import PackedCache, default_directory
+from dovetail.worker.adapters.slots import WorkerAdapters, create_adapter_space
 from dovetail.worker.attention_binding import bind_layers
 from dovetail.worker.capturable import why_not_captured
 from dovetail.worker.forward import EagerForward, ModelPass, compiled, create_graphs, model_pass, wants_graphs
@@ -48,6 +49,7 @@ def load_model(setup: WorkerSetup) -> LoadedModel:
         batch_invariant=config.is_strict,
         operators=_create_operators(setup),
         keeper=_create_keeper(setup, quantization),
+        adapters=create_adapter_space(config.lora, getattr(torch, config.model.dtype), setup.torch_device),
     )
     model, marks = read_module(
         setup.plugins,
@@ -80,6 +82,8 @@ class LoadedModel:
         self.model = model
         self.context = context
         self.speculation = speculation
+        self.adapters = _create_adapters(setup, context)
+        """None where the config has none."""
         self._marks = marks
 
     @functools.cached_property
@@ -152,7 +156,7 @@ class LoadedModel:
         largest = LargestStep(
             self.model,
             EagerForward(self.forward, backends),
-            largest_inputs(config.limits, config.model.max_model_len, layout),
+            largest_inputs(config.limits, config.model.max_model_len, layout, has_adapters=self.adapters is not None),
             config.limits,
             config.model.vocab_size,
             context.operators,
@@ -169,7 +173,15 @@ class LoadedModel:
         runtime, limits = self.setup.placement.runtime, self.setup.config.limits
         if runtime is None or not wants_graphs(runtime) or self.why_not_captured(backends) is not None:
             return 0
-        graphs = create_graphs(self.setup.device, runtime, self.forward, backends, limits, self.query_lens)
+        graphs = create_graphs(
+            self.setup.device,
+            runtime,
+            self.forward,
+            backends,
+            limits,
+            self.query_lens,
+            has_adapters=self.adapters is not None,
+        )
         try:
             return graphs.measure()
         except ConfigError:  # the device captures nothing, which `create_forward` says or refuses
@@ -194,6 +206,13 @@ class LoadedModel:
         return bind_layers(
             plugins, config.attention, layers, attention, environment, storage.view, whose="this model's"
         )
+
+
+def _create_adapters(setup: WorkerSetup, context: BuildContext) -> WorkerAdapters | None:
+    lora = setup.config.lora
+    if lora is None or context.adapters is None:
+        return None
+    return WorkerAdapters(context.adapters, setup.device, lora.max_cpu_loras)
 
 
 def _create_quantization(setup: WorkerSetup) -> QuantizationMethod | None:

@@ -21,8 +21,8 @@ def check_weights_fit(config: ResolvedConfig, device: Device) -> None:
     and what would fit."""
     if device.torch_device.type == "cpu":
         return
-    needed = estimate_memory(config, detect_environment(config.device_type)).weight_bytes
-    refuse_weights(needed, device.memory(), config)
+    estimate = estimate_memory(config, detect_environment(config.device_type))
+    refuse_weights(estimate.weight_bytes + estimate.adapter_bytes, device.memory(), config)
 
 
 def refuse_weights(needed: int, memory: DeviceMemory, config: ResolvedConfig) -> None:

@@ -19,6 +19,7 @@ from dovetail.contracts.model import CausalLM, ModelContext
 from dovetail.contracts.step import StepPlan, StepResult, StepTimes, TokenLogprobs
 from dovetail.nn import native
 from dovetail.nn.host_copies import on_device
+from dovetail.worker.adapters.slots import WorkerAdapters
 from dovetail.worker.block_mover import BlockMover
 from dovetail.worker.computed_step import ComputedStep
 from dovetail.worker.forward import ForwardPass
@@ -55,8 +56,11 @@ class ModelRunner:
         batch: InputBatch,
         *,
         answers: bool,
+        adapters: WorkerAdapters | None = None,
     ):
-        """`answers`: whether this rank does (`Placement.answers`). `speculation`: None where nobody speculates."""
+        """`answers`: whether this rank does (`Placement.answers`). `speculation`: None where nobody speculates.
+        `adapters`: None where there are none."""
+        self._adapters = adapters
         self._model = model
         self._device = context.device
         self._runtime_device = device
@@ -110,6 +114,8 @@ class ModelRunner:
             self._leave(seq_id)
         if self._mover.leaving or plan.swap_out or plan.swap_in or plan.copies:
             self._mover.move(plan)
+        if plan.adapters and self._adapters is not None:
+            self._adapters.place(plan.adapters)
         self._batch.apply(plan)
         if self._samples:
             for request in plan.new_requests:

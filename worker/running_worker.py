@@ -41,6 +41,7 @@ def initialize_cache(
         layout.block_size,
         len(layout.groups),
         max_query_len - 1,
+        loaded.adapters,
     )
     speculation = loaded.speculation.start(layout, storage, batch, backends)
     forward = create_forward(
@@ -54,6 +55,7 @@ def initialize_cache(
         caches=[layer.cache for layer in context.attention_layers],
         enforce_eager=config.enforce_eager,
         obstacle=loaded.why_not_captured(backends),
+        has_adapters=loaded.adapters is not None,
     )
     mover = BlockMover(device, storage)
     runner = ModelRunner(
@@ -68,6 +70,7 @@ def initialize_cache(
         speculation,
         batch,
         answers=placement.answers,
+        adapters=loaded.adapters,
     )
     return RunningWorker(loaded, storage, forward, runner)
 
@@ -94,10 +97,14 @@ class SleepingWorker:
         """`level`: as `Sleeper` has it."""
         self.running = running
         self._device = running.loaded.setup.device
-        self._sleeper = Sleeper(running.loaded.model, running.storage.tensors, self._device, level)
+        adapters = running.loaded.adapters
+        slots = adapters.tensors if adapters is not None else []
+        self._sleeper = Sleeper(running.loaded.model, [*running.storage.tensors, *slots], self._device, level)
 
     def give_memory_back(self) -> int:
         """Frees KV pages, weights and captured graphs; how many bytes."""
+        if self.running.loaded.adapters is not None:
+            self.running.loaded.adapters.forget_slots()  # the engine places them again
         self.running.forward.release()  # graphs hold memory of their own, and addresses that will not be right any more
         given_back = self._sleeper.sleep()
         give_back_free_memory()

@@ -25,6 +25,7 @@ class Sleeper:
     """
 
     def __init__(self, model: Any, kv_tensors: Sequence[torch.Tensor], device: Device, level: int):
+        """`kv_tensors`: those whose content is lost, KV pages and slots of adapters."""
         self._device = device
         self._pages = _storages(kv_tensors)
         holders = [module for module in model.modules() if isinstance(module, WeightHolder)]

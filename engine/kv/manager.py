@@ -13,6 +13,7 @@ from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
 from dovetail.contracts.kv import KVLayout
+from dovetail.engine.adapters.slots import AdapterSlots
 from dovetail.engine.kv.fork_prefix import find_fork_prefix
 from dovetail.engine.kv.pool import NO_HOST_BLOCK, NULL_BLOCK, BlockPool, HostPool, PrefixCacheReset
 from dovetail.engine.kv.prefix_cache import PrefixCache
@@ -66,6 +67,8 @@ class KVCacheManager:
         self._prefixes = PrefixCache(layout, self.pool, is_on=prefix_caching)
         self._transfers = PendingTransfers(self.pool, self.host_pool)
         self._windowed = [group for group in layout.groups if group.window is not None]
+        self.adapters: AdapterSlots | None = None
+        """Who grants besides: nobody where no adapters are served."""
         self.grants: dict[int, int] = {}
         """Key -> tokens that this schedule was granted for the sequence."""
         self.has_changes = False
@@ -90,7 +93,10 @@ class KVCacheManager:
         return self.pool.num_free
 
     def awaits_prefix(self, request: Sequence) -> bool:
-        """Whether the next block of the request's prompt, behind those that `attach_prefix` finds, is under way."""
+        """Whether the next block of the request's prompt, behind those that `attach_prefix` finds, is under way; or its
+        adapter gets no slot, so that nobody need make room for it."""
+        if request.adapter is not None and not self._may_run(request, refuses=True):
+            return True
         return self._prefixes.awaits(request)
 
     def attach_prefix(self, request: Sequence) -> int:
@@ -125,14 +131,19 @@ class KVCacheManager:
 
     def grant(self, request: Sequence, num_tokens: int, reserve: int = 0) -> int:
         """Makes the request's tables hold its computed tokens, `num_tokens` more, and those that its drafter looks
-        ahead. All or nothing: returns `num_tokens`, or 0 where blocks are short, and nothing changed.
+        ahead, and finds a slot for its adapter. All or nothing: returns `num_tokens`, or 0 where blocks or slots are
+        short, and nothing changed.
 
         Only what a request wants is noted in `grants`: whoever schedules more is found out.
         """
         computed = request.num_computed_tokens + num_tokens
         end = self._with_lookahead(request, computed) if request.num_lookahead_tokens else computed
+        if request.adapter is not None and not self._may_run(request, refuses=True):
+            return 0
         if (reserve or end > request.capacity) and not self._grow(request, end, reserve):
             return 0
+        if request.adapter is not None and self.adapters is not None:
+            self.adapters.claim(request)
         if num_tokens > 0 and computed <= request.num_tokens + request.num_draft_tokens and not request.is_held:
             self.grants[request.seq_id] = num_tokens
         if num_tokens > 1 and self._prefixes.is_on:
@@ -144,6 +155,8 @@ class KVCacheManager:
     ) -> int:
         """How many more blocks must be free for `grant` of the same arguments, after `swap_in` if it is swapped out,
         and after `without` were preempted."""
+        if request.adapter is not None and not self._may_run(request):
+            return 0  # blocks would not help
         freed = self._freed_by(without)
         end = self._with_lookahead(request, request.num_computed_tokens + num_tokens)
         if request.host_block_ids:
@@ -158,6 +171,8 @@ class KVCacheManager:
     def begin_schedule(self) -> None:
         """Grants of the schedule before this one lapse."""
         self.grants.clear()
+        if self.adapters is not None:
+            self.adapters.begin_schedule()
 
     def end_schedule(self, scheduled: Iterable[int]) -> None:
         """Grants of sequences other than `scheduled` (seq_ids) are not used: nobody need wait for what they would have
@@ -365,6 +380,14 @@ class KVCacheManager:
         request.capacity = 0
         self.has_changes = True
         self._unsent.add(request.seq_id)
+
+    def _may_run(self, request: Sequence, *, refuses: bool = False) -> bool:
+        """Whether the request's adapter has a slot, or can get one. `refuses`: it is noted where not."""
+        if self.adapters is None or self.adapters.may_run(request):
+            return True
+        if refuses:
+            self.adapters.refuse(request)
+        return False
 
     def _note_given_up(self, request: Sequence) -> None:
         if request.block_ids and request.seq_id not in self._unsent:

@@ -8,6 +8,7 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,6 +18,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from dovetail.contracts.engine_client import EngineFacts, RequestPlan, RequestReports
 from dovetail.contracts.errors import QueueFull, RequestError, WorkerError
+from dovetail.contracts.lora import LoadedLoRA, LoRARequest
 from dovetail.contracts.outputs import RequestOutput
 from dovetail.contracts.prompts import ChatPrompt, Prompt
 from dovetail.contracts.sampling import SamplingParams
@@ -140,6 +142,7 @@ class RemoteEngine:
         cache_salt: str | None = None,
         trace_headers: Mapping[str, str] | None = None,
         user: str | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> OutputReader:
         """See `EngineClient.submit`."""
         text = self._running()
@@ -152,7 +155,7 @@ class RemoteEngine:
         check_salt(cache_salt)
         check_user(user)
         self._check_queue()
-        processed = await text.process(prompt, sampling_params)
+        processed = replace(await text.process(prompt, sampling_params), lora_request=lora_request)
         self._running()  # the engine may have died meanwhile
         self._check_queue()
         message = submit_message(
@@ -194,6 +197,7 @@ class RemoteEngine:
         cache_salt: str | None = None,
         trace_headers: Mapping[str, str] | None = None,
         user: str | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """As `AsyncLLMEngine.generate`."""
         stream = await self.submit(
@@ -204,6 +208,7 @@ class RemoteEngine:
             cache_salt=cache_salt,
             trace_headers=trace_headers,
             user=user,
+            lora_request=lora_request,
         )
         try:
             async for output in stream:
@@ -247,13 +252,30 @@ class RemoteEngine:
         content_type, body = await self._ask(lambda call_id: Ask(call_id, "metrics"))
         return Exposition(content_type=content_type, body=body)
 
+    async def add_lora(self, request: LoRARequest) -> LoadedLoRA:
+        """See `EngineClient.add_lora`."""
+        return LoadedLoRA(**await self.call("start_lora", request=asdict(request)))
+
+    async def remove_lora(self, adapter: str | int) -> None:
+        """See `EngineClient.remove_lora`."""
+        await self.call("remove_lora", adapter=adapter)
+
+    async def list_loras(self) -> list[LoadedLoRA]:
+        """See `EngineClient.list_loras`."""
+        return [LoadedLoRA(**plain) for plain in await self.call("list_loras")]
+
+    async def pin_lora(self, adapter: str | int) -> None:
+        """See `EngineClient.pin_lora`."""
+        await self.call("pin_lora", adapter=adapter)
+
     async def check_health(self) -> None:
         """See `EngineClient.check_health`."""
         await self._ask(lambda call_id: Ask(call_id, "health"))
 
     async def call(self, name: str, **arguments: Any) -> Any:
         """What the engine's method `name` returns, as plain data; it runs between two steps. One of
-        cache_statistics, reset_prefix_cache, sleep, wake_up, is_sleeping, hold and resume."""
+        cache_statistics, reset_prefix_cache, sleep, wake_up, is_sleeping, hold, resume, start_lora, remove_lora,
+        list_loras and pin_lora."""
         self._running()
         return await self._answer(lambda call_id: Call(call_id, name, arguments))
 

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ import msgspec
 import zmq
 
 from dovetail.contracts.errors import DovetailError, QueueFull, WorkerError
+from dovetail.contracts.lora import LoRARequest
 from dovetail.engine.remote.io_thread import IOThread
 from dovetail.engine.remote.messages import (
     Abort,
@@ -79,6 +81,10 @@ class EngineServer:
             "is_sleeping": engine.is_sleeping,
             "hold": engine.hold,
             "resume": engine.resume,
+            "start_lora": lambda request: engine.start_lora(LoRARequest(**request)),
+            "remove_lora": engine.remove_lora,
+            "list_loras": engine.list_loras,
+            "pin_lora": engine.pin_lora,
         }
 
     def run(self) -> None:
@@ -219,8 +225,18 @@ class EngineServer:
             self._publish(update)
 
     def _call(self, client: bytes, message: Call) -> None:
+        """What takes long answers with a future: steps go on until it is done."""
+        self._answer(client, message, lambda: self._calls[message.name](**message.arguments))
+
+    def _answer(self, client: bytes, message: Call, call: Callable[[], Any]) -> None:
         try:
-            reply = Reply(message.call_id, msgspec.to_builtins(self._calls[message.name](**message.arguments)), None)
+            value = call()
+            if isinstance(value, Future):
+                value.add_done_callback(
+                    lambda done: self._do(partial(self._answer, client, message, partial(done.result, 0)))
+                )
+                return
+            reply = Reply(message.call_id, msgspec.to_builtins(value), None)
         except Exception as error:
             if not isinstance(error, DovetailError):
                 logger.exception("call of %s failed", message.name)

@@ -20,6 +20,7 @@ from dovetail.contracts.errors import (
     WorkerError,
 )
 from dovetail.contracts.grammar_spec import OutputGrammar
+from dovetail.contracts.lora import AdapterConflict, AdapterNotFound, LoRARequest
 from dovetail.contracts.outputs import RequestMetrics
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.engine.input_processor import ProcessedInput
@@ -59,6 +60,7 @@ class Submit(Message):
     user: str | None
     prediction: tuple[int, ...]
     """As in `ProcessedInput`."""
+    lora_request: LoRARequest | None
 
 
 class Stop(Message):
@@ -160,7 +162,17 @@ ToEngine = Hello | Submit | Stop | Abort | Call | Ask | Explain
 ToClient = Welcome | Reply | Explained | Accepted | Refused | Update
 
 _ERRORS: dict[str, type[DovetailError]] = {
-    cls.__name__: cls for cls in (ConfigError, PluginError, ModelError, RequestError, CapacityError, WorkerError)
+    cls.__name__: cls
+    for cls in (
+        ConfigError,
+        PluginError,
+        ModelError,
+        RequestError,
+        AdapterNotFound,
+        AdapterConflict,
+        CapacityError,
+        WorkerError,
+    )
 }
 
 
@@ -228,6 +240,7 @@ def submit_message(
         trace_headers=dict(trace_headers) if trace_headers is not None else None,
         user=user,
         prediction=processed.prediction,
+        lora_request=processed.lora_request,
     )
 
 
@@ -248,6 +261,7 @@ def processed_input(message: Submit) -> ProcessedInput:
         shows_logprobs=params.logprobs is not None,
         grammar=message.grammar,
         prediction=message.prediction,
+        lora_request=message.lora_request,
     )
 
 

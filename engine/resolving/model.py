@@ -88,6 +88,7 @@ def _choose_family(
         dtype=dtype,
         pipeline_parallel=state.config.executor.pipeline_parallel,
         batch_invariant=state.is_strict,
+        adapters=state.config.lora.enabled,
     )
     try:
         chosen = choose(state, FAMILY, need)

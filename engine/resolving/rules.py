@@ -20,6 +20,7 @@ from dovetail.engine.resolving.experiments import describe_experiments
 from dovetail.engine.resolving.grammar import choose_grammar
 from dovetail.engine.resolving.limits import choose_max_model_len, set_limits
 from dovetail.engine.resolving.lock import check_lock, settle_lock
+from dovetail.engine.resolving.lora import settle_lora
 from dovetail.engine.resolving.model import ChosenModel, choose_model
 from dovetail.engine.resolving.operators import choose_operators
 from dovetail.engine.resolving.resolution import Resolution
@@ -73,6 +74,7 @@ def run_rules(state: Resolution) -> ResolvedConfig:
     settle_lock(state)
     found = find_executor(state)
     model = choose_model(state)
+    lora = settle_lora(state)
     operators = choose_operators(state, model)
     need = attention_need(state, model)
     kv_dtype = choose_kv_dtype(state, need, is_quantized=model.quantization is not None)
@@ -111,6 +113,7 @@ def run_rules(state: Resolution) -> ResolvedConfig:
         quantization=model.quantization,
         operators=operators,
         speculation=speculation,
+        lora=lora,
         worker_memory_bytes=state.environment.memory_bytes,
         reproducibility=config.reproducibility,
         dialect=dialect,

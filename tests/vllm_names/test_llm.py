@@ -12,7 +12,9 @@ import pytest
 
 import dovetail
 from dovetail.contracts.errors import DovetailError, RequestError
+from dovetail.testing.tiny_adapters import save_adapter
 from dovetail.vllm import LLM, AsyncEngineArgs, AsyncLLM, EngineArgs, LLMEngine, RequestOutputKind, SamplingParams
+from dovetail.vllm.lora.request import LoRARequest
 from dovetail.vllm.v1.metrics.reader import Counter, Histogram
 
 GREEDY = SamplingParams(temperature=0, max_tokens=5)
@@ -23,6 +25,19 @@ def test_answers_are_those_of_dovetail(llm: LLM, checkpoint: Path) -> None:
     with dovetail.LLM(str(checkpoint), dtype="float32", cache={"num_blocks": 100}) as ours:
         [expected] = ours.generate("Hello", dovetail.SamplingParams(temperature=0, max_tokens=5), use_tqdm=False)
     assert theirs.outputs[0].token_ids == expected.outputs[0].token_ids
+
+
+def test_an_adapter_is_given_as_vllm_takes_it(llm: LLM, checkpoint: Path, tmp_path: Path) -> None:
+    lora = LoRARequest("pirate", 1, str(save_adapter(tmp_path / "pirate", checkpoint, seed=1)))
+    [plain] = llm.generate("Hello", GREEDY, False)
+    with LLM(
+        str(checkpoint), dtype="float32", num_gpu_blocks_override=100, enable_lora=True, max_loras=1, max_lora_rank=8
+    ) as adapting:
+        [adapted] = adapting.generate("Hello", GREEDY, False, lora)
+        assert (adapted.lora_request, adapted.lora_request.lora_int_id) == (lora, 1)
+        assert adapting.generate("Hello", GREEDY, False)[0].outputs[0].token_ids == plain.outputs[0].token_ids
+        adapting.llm_engine.remove_lora(1)
+    assert adapted.outputs[0].token_ids != plain.outputs[0].token_ids
 
 
 def test_default_parameters_can_be_changed(llm: LLM) -> None:
@@ -109,11 +124,14 @@ def test_sleeping(llm: LLM) -> None:
         (lambda llm: llm.start_profile(), "torch.profiler"),
         (lambda llm: llm.stop_profile(), "torch.profiler"),
         (lambda llm: llm.set_tokenizer(None), "LLM\\(tokenizer="),
-        (lambda llm: llm.generate("a", lora_request=1), "merge the adapter"),
+        (lambda llm: llm.generate("a", lora_request=1), "must be a LoRARequest"),
         (lambda llm: llm.chat([{"role": "user", "content": "a"}], mm_processor_kwargs={}), "text only"),
         (lambda llm: llm.generate("a", use_tqdm=print), "True or False"),
         (lambda llm: llm.generate(), "no prompts"),
-        (lambda llm: llm.llm_engine.add_request("0", "a", GREEDY, lora_request=1), "merge the adapter"),
+        (
+            lambda llm: llm.llm_engine.add_request("0", "a", GREEDY, lora_request=LoRARequest("a", 1, "/a")),
+            "enable_lora",
+        ),
         (lambda llm: llm.llm_engine.collective_rpc("f"), "is a plugin"),
         (lambda llm: llm.llm_engine.start_profile(), "torch.profiler"),
     ],
@@ -126,8 +144,6 @@ def test_what_is_not_served_says_why(llm: LLM, call: Callable[[LLM], object], re
 def test_members_that_are_missing_say_why(llm: LLM) -> None:
     with pytest.raises(AttributeError, match=r"vllm_config is not in Dovetail: .*`config`"):
         _ = llm.llm_engine.vllm_config
-    with pytest.raises(AttributeError, match=r"add_lora is not in Dovetail: .*merge the adapter"):
-        _ = llm.llm_engine.add_lora
     with pytest.raises(TypeError, match=r"LLM.generate has no argument 'promps'"):
         llm.generate("a", promps=1)
 

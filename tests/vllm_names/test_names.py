@@ -47,7 +47,7 @@ def test_modules_are_where_vllm_has_them(module: str, names: list[str]) -> None:
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("from dovetail.vllm.lora.request import LoRARequest", "module lora is not in Dovetail: .*merge the"),
+        ("from dovetail.vllm.lora.models import LoRAModel", "module lora.models is not in Dovetail: .*LoRARequest"),
         ("from dovetail.vllm.assets.image import ImageAsset", "text only"),
         ("import dovetail.vllm.envs", "settings are in the config"),
         ("from dovetail.vllm.config import KVTransferConfig", "not sent between engines yet"),
@@ -64,7 +64,6 @@ def test_modules_are_where_vllm_has_them(module: str, names: list[str]) -> None:
         ("from dovetail.vllm.nowhere import anything", "dovetail.vllm has no 'nowhere'"),
         ("from dovetail import EngineArgs", "^EngineArgs is in dovetail.vllm: from dovetail.vllm import EngineArgs$"),
         ("from dovetail import LLMM", "cannot import name 'LLMM'"),
-        ("from dovetail.vllm import LoRARequest", "merge the adapter"),
         ("from dovetail.vllm.sampling_params import Foo", "^vLLM's Foo is not in Dovetail"),
         ("import dovetail.sampling_params", "import dovetail.vllm.sampling_params$"),
         ("import dovetail.entrypoints.llm", "import dovetail.vllm.entrypoints$"),

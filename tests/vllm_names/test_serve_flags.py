@@ -39,6 +39,7 @@ _OWN_VALUES = {
     "--structured-outputs-config": '{"backend": "xgrammar"}',
     "--logits-processors": '["a.B"]',
     "--model": "org/name",
+    "--lora-modules": "name=path",
 }
 """Where a value of the type alone is none that the flag takes, or asks for what happens anyway."""
 _SPEAKS_OF_A_DRAFTER = (
@@ -123,6 +124,7 @@ def test_any_other_row_is_refused_with_the_reason_and_what_to_do(
         ["--served-model-name", "a", "b", "--port", "1"],
         ["--served-model-name=a"],
         ["--api-key", "a", "b"],
+        ["--lora-modules", "a=b", '{"name": "c", "path": "d", "base_model_name": "e"}', "--port", "1"],
     ],
 )
 def test_flags_are_written_as_vllm_has_them(serve: Callable[..., str], flags: list[str]) -> None:

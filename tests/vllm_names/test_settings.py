@@ -139,8 +139,12 @@ def test_names_that_work_have_a_key_in_the_tree():
             },
         ),
         ({"max_model_len": None, "quantization": None}, {}),
-        ({"enable_sleep_mode": True, "disable_custom_all_reduce": False, "max_lora_rank": 16}, {}),
-        ({"trust_remote_code": False, "pipeline_parallel_size": 1, "enable_lora": False}, {}),
+        ({"enable_sleep_mode": True, "disable_custom_all_reduce": False, "lora_dtype": "auto"}, {}),
+        (
+            {"enable_lora": True, "max_loras": 4, "max_lora_rank": 32, "max_cpu_loras": 8},
+            {"lora.enabled": True, "lora.max_loras": 4, "lora.max_rank": 32, "lora.max_cpu_loras": 8},
+        ),
+        ({"trust_remote_code": False, "pipeline_parallel_size": 1, "fully_sharded_loras": False}, {}),
         ({"enforce_eager": True}, {"executor.enforce_eager": True}),
         ({"device": None, "scheduler": None, "a_name_of_tomorrow": None}, {}),
         ({"operators": None, "speculative": None}, {"speculative": None}),
@@ -176,7 +180,14 @@ def test_a_name_sets_its_key(keywords, expected):
     ("keywords", "message"),
     [
         ({"trust_remote_code": True}, "vLLM name trust_remote_code=True is refused: no code of a model repository"),
-        ({"enable_lora": True}, "enable_lora=True is planned: .*merge the adapter"),
+        ({"enable_lora_bias": True}, "enable_lora_bias=True is refused: .*merge the adapter"),
+        ({"lora_modules": ["a"]}, 'lora_modules: \'a\' must be NAME=PATH, or JSON with "name" and "path"'),
+        ({"lora_modules": ["=a"]}, "lora_modules: .* must be NAME=PATH"),
+        ({"lora_modules": ['{"name": "a"}']}, "lora_modules: .* must be NAME=PATH"),
+        ({"lora_modules": ['{"name": "a"']}, "lora_modules: .* is not JSON"),
+        ({"lora_modules": ["a=b", "a=c"]}, "lora_modules: 'a' is given twice: keep one"),
+        ({"lora_modules": ['{"name": "a", "path": 5}']}, "lora_modules: path must be text, got 5"),
+        ({"lora_modules": ['{"name": "a", "pth": "b"}']}, "lora_modules: unknown key 'pth': did you mean 'path'"),
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2 is planned: .*tensor_parallel_size"),
         ({"scheduler_cls": "a.B"}, "scheduler_cls='a.B' is refused: .*pkg.mod:Class"),
         ({"distributed_executor_backend": "uni"}, "'uni' is refused: .*leave it out"),
@@ -209,6 +220,16 @@ def test_vllms_names_are_known_as_options_of_a_component_too():
     refusal = explain(load_config({"scheduler": {"max_paddings": 8}})).refusal
     assert "unknown key 'scheduler.max_paddings'" in str(refusal)
     assert "vLLM's max_paddings is refused: no batch is padded" in str(refusal)
+
+
+def test_adapters_are_added_to_those_of_the_config(tmp_path):
+    parent = '{"name": "b.2", "path": "./b", "base_model_name": "org/base"}'
+    config = {"lora": {"enabled": True, "modules": {"a": "theirs", "c": "theirs"}}}
+    layered = load_config(config, flags={"lora_modules": ["a=ours=1", parent]}, base_dir=tmp_path)
+    assert layered.config.lora.modules == {"a": "ours=1", "b.2": "./b", "c": "theirs"}
+    assert layered.config.server.routes["models"].options == {"parents": {"b.2": "org/base"}}
+    folders = [layered.base_dir(("lora", "modules", name)) for name in ("a", "b.2", "c")]
+    assert folders == [Path.cwd(), Path.cwd(), tmp_path]
 
 
 def test_a_sink_is_added_to_those_of_the_config():

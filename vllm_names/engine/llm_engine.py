@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from numbers import Integral
 from typing import Any, Self
 
+from dovetail.contracts.lora import LoRARequest
 from dovetail.contracts.outputs import RequestOutput
 from dovetail.contracts.prompts import Prompt
 from dovetail.contracts.sampling import SamplingParams
@@ -47,7 +48,7 @@ class LLMEngine(engine.LLMEngine):
         prompt: Prompt | ProcessedInput,
         params: SamplingParams | None = None,
         arrival_time: float | None = None,
-        lora_request: None = None,
+        lora_request: LoRARequest | None = None,
         tokenization_kwargs: None = None,
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
@@ -59,7 +60,6 @@ class LLMEngine(engine.LLMEngine):
     ) -> None:
         """Queues a request; an id that is a number becomes text. Raises `RequestError`."""
         by_position = {
-            "lora_request": lora_request,
             "tokenization_kwargs": tokenization_kwargs,
             "prompt_text": prompt_text,
         }
@@ -73,6 +73,7 @@ class LLMEngine(engine.LLMEngine):
             cache_salt=cache_salt,
             trace_headers=trace_headers,
             user=user,
+            lora_request=lora_request,
         )
 
     def abort_request(self, request_ids: str | int | Iterable[str | int]) -> list[RequestOutput]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NoReturn, cast
 
 from dovetail.contracts.errors import RequestError
+from dovetail.contracts.lora import LoRARequest
 from dovetail.contracts.outputs import BeamSearchOutput, RequestOutput
 from dovetail.contracts.prompts import Prompt
 from dovetail.contracts.sampling import BeamSearchParams, SamplingParams
@@ -33,28 +34,30 @@ class LLM(llm.LLM):
         prompts: Prompt | Sequence[Prompt] | None = None,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
-        lora_request: None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         priority: Sequence[int] | None = None,
         *,
         prompt_token_ids: list[int] | list[list[int]] | None = None,
         **other: Any,
     ) -> list[RequestOutput]:
         """As Dovetail's; `prompt_token_ids` are prompts of token ids."""
-        missing.refuse_given("LLM.generate", {"lora_request": lora_request, **other})
+        missing.refuse_given("LLM.generate", other)
         if prompt_token_ids is not None:
             if prompts is not None:
                 raise RequestError("LLM.generate got prompts and prompt_token_ids: give one of them")
             prompts = cast("Prompt | Sequence[Prompt]", prompt_token_ids)
         if prompts is None:
             raise RequestError("LLM.generate got no prompts")
-        return super().generate(prompts, sampling_params, use_tqdm=_is_shown(use_tqdm), priority=priority)
+        return super().generate(
+            prompts, sampling_params, use_tqdm=_is_shown(use_tqdm), priority=priority, lora_request=lora_request
+        )
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
-        lora_request: None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         chat_template: str | None = None,
         chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
@@ -63,7 +66,7 @@ class LLM(llm.LLM):
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **other: Any,
     ) -> list[RequestOutput]:
-        missing.refuse_given("LLM.chat", {"lora_request": lora_request, **other})
+        missing.refuse_given("LLM.chat", other)
         if chat_template_content_format != "auto":
             missing.refuse(
                 f"chat_template_content_format={chat_template_content_format!r}",
@@ -78,18 +81,19 @@ class LLM(llm.LLM):
             continue_final_message=continue_final_message,
             tools=tools,
             chat_template_kwargs=chat_template_kwargs,
+            lora_request=lora_request,
         )
 
     def beam_search(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: BeamSearchParams,
-        lora_request: None = None,
+        lora_request: LoRARequest | None = None,
         use_tqdm: bool = False,
         **other: Any,
     ) -> list[BeamSearchOutput]:
-        missing.refuse_given("LLM.beam_search", {"lora_request": lora_request, **other})
-        return super().beam_search(prompts, params, use_tqdm=_is_shown(use_tqdm))
+        missing.refuse_given("LLM.beam_search", other)
+        return super().beam_search(prompts, params, use_tqdm=_is_shown(use_tqdm), lora_request=lora_request)
 
     def get_default_sampling_params(self) -> MutableSamplingParams:
         """What the model's generation config recommends, to be changed."""

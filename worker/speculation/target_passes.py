@@ -11,7 +11,7 @@ import torch
 from dovetail.contracts.attention import AttentionBackend, AttentionBatch
 from dovetail.contracts.draft_target import TargetPasses
 from dovetail.contracts.errors import PluginError
-from dovetail.contracts.model import CausalLM, ModelInputs
+from dovetail.contracts.model import AdapterRows, CausalLM, ModelInputs
 from dovetail.contracts.speculation import DraftRequest
 from dovetail.nn.host_copies import on_device
 from dovetail.worker.input_batch import InputBatch
@@ -97,10 +97,12 @@ class BatchPasses(TargetPasses):
         for group_id, backend in self._backends.items():
             slots, planned = pages_batch(self._batch, group_id, self._block_size, seq_ids, starts, counts, {})
             backend.plan(planned)
+        adapters = self._batch.adapter_slots(seq_ids, np.asarray(counts))
         inputs = ModelInputs(
             input_ids=on_device(np.asarray(token_ids, dtype=np.int64), self._device),
             positions=on_device(slots, self._device),
             skipped_layers=frozenset(skipped),
+            adapters=None if adapters is None else AdapterRows(slots=on_device(adapters, self._device)),
         )
         return self._model.forward(inputs).hidden
 

@@ -31,7 +31,6 @@ RECORDS = {
 @pytest.mark.parametrize(
     ("name", "value", "missing"),
     [
-        ("NewRequest.adapter", "pirate", "workers apply no adapters yet"),
         ("NewRequest.media", (PICTURE,), "workers read no media yet"),
         ("NewRequest.pooling", "last", "workers sample tokens and pool no hidden states yet"),
         ("NewRequest.trace_context", "00-1-2-01", "workers report no spans yet"),

@@ -32,6 +32,7 @@ def sections(story_model: Path) -> dict[str, Any]:
             },
             "default": None,
         },
+        "lora": {"enabled": True, "max_loras": 2},
     }
 
 

@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import pytest
 
-from dovetail import SamplingParams
+from dovetail import LoRARequest, SamplingParams
 from dovetail.contracts.grammar_spec import GrammarSpec, OutputGrammar
 from dovetail.engine.input_processor import ProcessedInput
 from dovetail.engine.remote import messages
@@ -25,6 +25,7 @@ FULL = ProcessedInput(
     shows_logprobs=True,
     grammar=OutputGrammar(spec=GrammarSpec(form="regex", source="[ab]+"), starts_after=(11,)),
     prediction=(1, 2),
+    lora_request=LoRARequest("pirate", 3, "/adapters/pirate"),
 )
 STAYS_WITH_THE_CLIENT = {"prompt"}
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from dovetail.config.load import load_config
-from dovetail.config.resolved import Component, ResolvedConfig
+from dovetail.config.resolved import Component, ResolvedConfig, ResolvedLoRA
 from dovetail.config.tree import get
 from dovetail.engine.explanation import as_data, explain
 from dovetail.engine.resolving import resolve
@@ -150,6 +150,9 @@ def effective(resolved: ResolvedConfig) -> dict[str, Any]:
         "experiments": {},
         "telemetry": [],
     }
+    lora = resolved.lora or ResolvedLoRA(max_loras=1, max_rank=16, max_cpu_loras=None)
+    values |= {f"lora.{key}": value for key, value in vars(lora).items()}
+    values |= {"lora.enabled": resolved.lora is not None, "lora.modules": dict(lora.modules)}
     values |= {f"model.hf_overrides.{key}": value for key, value in model.hf_config.items()}
     chosen = {
         "model.family": resolved.model_family,

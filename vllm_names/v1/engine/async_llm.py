@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any, NoReturn, Self
 
 from dovetail.contracts.errors import DovetailError, RequestError
+from dovetail.contracts.lora import LoRARequest
 from dovetail.contracts.outputs import RequestOutput
 from dovetail.contracts.prompts import Prompt
 from dovetail.contracts.sampling import SamplingParams
@@ -39,6 +40,7 @@ class AsyncLLM(AsyncLLMEngine):
         cache_salt: str | None = None,
         trace_headers: Mapping[str, str] | None = None,
         user: str | None = None,
+        lora_request: LoRARequest | None = None,
         **other: Any,
     ) -> AsyncIterator[RequestOutput]:
         """As Dovetail's; an id that is a number becomes text."""
@@ -52,6 +54,7 @@ class AsyncLLM(AsyncLLMEngine):
             cache_salt=cache_salt,
             trace_headers=trace_headers,
             user=user,
+            lora_request=lora_request,
         )
         try:
             async for output in outputs:
