@@ -158,6 +158,8 @@ def _print_memory(console: Console, estimate: MemoryEstimate, *, keeps_latents: 
     ]
     if estimate.draft_weight_bytes:
         rows.append(("draft models", _size(estimate.draft_weight_bytes)))
+    if estimate.adapter_bytes:
+        rows.append(("adapter slots", _size(estimate.adapter_bytes)))
     if estimate.draft_bytes_per_token:
         share = estimate.draft_bytes_per_token / estimate.kv_bytes_per_token
         text = f"{estimate.draft_bytes_per_token:,} bytes of these per token ({share:.1%} of the KV memory)"

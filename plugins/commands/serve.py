@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -12,6 +13,7 @@ import typer
 from dovetail.commands import LayeredConfig, create_console, resolve_server, takes_model_or_config
 from dovetail.commands.telemetry import with_sink
 from dovetail.contracts.command import Command
+from dovetail.contracts.errors import ConfigError
 from dovetail.plugins.server.api import check_tls, listen
 from dovetail.plugins.server.api_process import APIJob
 from dovetail.plugins.server.settings import ServerSettings, server_settings
@@ -58,6 +60,7 @@ def serve(layered: LayeredConfig) -> None:
     if settings.uds is None:
         settings = replace(settings, port=listener.getsockname()[1])
     names = tuple(server.section["served_model_name"])
+    _check_adapter_names(layered, names or (str(layered.config.model.path),))
 
     restart = RestartPolicy(**server.section["restart"])
 
@@ -85,6 +88,17 @@ def serve(layered: LayeredConfig) -> None:
         if settings.uds is not None:
             Path(settings.uds).unlink(missing_ok=True)
     raise typer.Exit(code)
+
+
+def _check_adapter_names(layered: LayeredConfig, names: Collection[str]) -> None:
+    """Raises `ConfigError` for an adapter that no request could choose."""
+    for name in names:
+        if name in layered.config.lora.modules:
+            origin = layered.origin(("lora", "modules", name))
+            raise ConfigError(
+                f"lora.modules ({origin}) calls an adapter {name!r}, which is the name of the model itself: call one"
+                " of them otherwise (server.served_model_name)"
+            )
 
 
 def _reading_ahead(layered: LayeredConfig) -> LayeredConfig:

@@ -14,6 +14,7 @@ DEFAULT_ROUTES: Final = (
     "messages",
     "tokenize",
     "explain",
+    "lora",
     "playground",
 )
 """Routes that a server has where its config says nothing."""

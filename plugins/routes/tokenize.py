@@ -46,7 +46,7 @@ class DetokenizeRequest(Body, kw_only=True):
 class TokenizeRoute(Route):
     """POST /tokenize and /detokenize."""
 
-    contract = (1, 0)
+    contract = (1, 2)
 
     def __init__(self, options: PluginOptions, host: RouteHost):
         super().__init__(options, host)
@@ -63,7 +63,7 @@ class TokenizeRoute(Route):
     async def tokenize(self, request: Request) -> Response:
         """The token ids of a text."""
         asked = await self._to_tokenize.read(request)
-        self.host.check_model(asked.model)
+        await self.host.find_model(asked.model)
         engine = self.host.engine
         ids = await self._token_ids(asked)
         # In a thread, which lets streams go on between two texts.
@@ -89,6 +89,6 @@ class TokenizeRoute(Route):
     async def detokenize(self, request: Request) -> Response:
         """The text of token ids, special ones included."""
         asked = await self._to_detokenize.read(request)
-        self.host.check_model(asked.model)
+        await self.host.find_model(asked.model)
         text = await self.host.engine.detokenize(asked.tokens, skip_special_tokens=False)
         return json_response({"prompt": text})

@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from dovetail.contracts.errors import DovetailError, QueueFull, RequestError, WorkerError
+from dovetail.contracts.lora import AdapterConflict, AdapterNotFound
 from dovetail.contracts.route import APIError, json_error
 
 RETRY_AFTER_S = 5
@@ -37,6 +38,10 @@ def as_api_error(error: Exception, *, outage: str | None) -> APIError:
         return APIError(429, str(error), headers={"retry-after": _seconds(error.retry_after_s)})
     if isinstance(error, WorkerError):
         return unavailable(str(error))
+    if isinstance(error, AdapterNotFound):
+        return APIError(404, str(error), param="model", code="model_not_found")
+    if isinstance(error, AdapterConflict):
+        return APIError(409, str(error))
     if isinstance(error, RequestError):
         return APIError(400, str(error))
     if isinstance(error, ClientDisconnect | ClientLeft):

@@ -10,7 +10,8 @@ from starlette.responses import Response
 
 from dovetail.commands import create_dialect
 from dovetail.contracts.engine_client import EngineClient
-from dovetail.contracts.route import APIError
+from dovetail.contracts.lora import LoRARequest
+from dovetail.contracts.route import APIError, ServedModel
 from dovetail.plugins.server.exchange import Exchange
 from dovetail.plugins.server.sse import EventStream
 
@@ -41,6 +42,8 @@ class ServerHost:
         self.under_way: set[Exchange] = set()
         """Requests that have no complete response."""
         self._dialect: Dialect | None = None
+        self._adapters: frozenset[str] = frozenset()
+        """Those that the engine had when it was last asked. It has the last word, since others may unload them."""
 
     @property
     def dialect(self) -> Dialect:
@@ -68,10 +71,23 @@ class ServerHost:
         if name is None:
             return self.model_names[0]
         if name not in self.model_names:
-            served = ", ".join(self.model_names)
-            message = f"the model {name!r} is not served here, but {served}"
-            raise APIError(404, message, param="model", code="model_not_found")
+            raise self._not_served(name, self.model_names)
         return name
+
+    async def find_model(self, name: str | None) -> ServedModel:
+        """See `RouteHost.find_model`. Asks the engine for names that are new to this process only: it answers between
+        two steps."""
+        if name is None or name in self.model_names:
+            return ServedModel(self.check_model(name))
+        if name not in self._adapters and self.engine.facts.max_loras:
+            self._adapters = frozenset(adapter.name for adapter in await self.engine.list_loras())
+        if name not in self._adapters:
+            raise self._not_served(name, (*self.model_names, *sorted(self._adapters)))
+        return ServedModel(name, LoRARequest(name))
+
+    def _not_served(self, name: str, served: Sequence[str]) -> APIError:
+        message = f"the model {name!r} is not served here, but {', '.join(served)}"
+        return APIError(404, message, param="model", code="model_not_found")
 
     def event_stream(self, request: Request, frames: AsyncGenerator[bytes, None]) -> Response:
         """See `RouteHost.event_stream`."""

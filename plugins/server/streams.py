@@ -14,6 +14,7 @@ from starlette.requests import Request
 
 from dovetail.contracts.engine_client import EngineClient, RequestStream
 from dovetail.contracts.errors import GrammarError, QueueFull, RequestError
+from dovetail.contracts.lora import AdapterConflict, AdapterNotFound, LoRARequest
 from dovetail.contracts.outputs import RequestOutput
 from dovetail.contracts.prompts import Prompt
 from dovetail.contracts.route import APIError
@@ -24,6 +25,8 @@ from dovetail.plugins.server.sampling import SamplingFields, with_param
 _TRACE_HEADERS = ("traceparent", "tracestate")
 _UNIQUE_AND_INDEX = re.compile(r"-[0-9a-f]{16}-[0-9]+")
 """What stands behind a response's id in the ids of its requests."""
+_WITH_STATUS = (QueueFull, AdapterNotFound, AdapterConflict)
+"""Refusals whose status is not 400; see `as_api_error`."""
 
 
 @dataclass(frozen=True)
@@ -56,14 +59,18 @@ def submission(
     *,
     prefix: str,
     form: FormOrigin,
+    lora_request: LoRARequest | None = None,
 ) -> Submission:
     """How a request is submitted. Its id is the client's own (`request_id`, or the header x-request-id) behind
-    `prefix`, or random. Raises `APIError` 400 for one that no header can show."""
+    `prefix`, or random. `lora_request`: of `RouteHost.find_model`. Raises `APIError` 400 for an id that no header can
+    show."""
     own = name_request(request, fields.request_id)
     options: dict[str, Any] = {"priority": fields.priority or 0, "cache_salt": fields.cache_salt}
     user = fields.end_user()
     if user is not None:
         options["user"] = user
+    if lora_request is not None:
+        options["lora_request"] = lora_request
     trace = {name: request.headers[name] for name in _TRACE_HEADERS if name in request.headers}
     if trace:
         options["trace_headers"] = trace
@@ -86,7 +93,7 @@ class Streams:
     """The streams of a request's prompts, to be used in `async with`: leaving it closes them.
 
     `async with Streams(engine, prompts, submission) as streams` submits. Raises `APIError` 400 where one prompt is
-    refused; the others are closed.
+    refused, or what `submit` raises that has a status of its own; the others are closed.
     """
 
     def __init__(self, engine: EngineClient, prompts: Sequence[Prompt], how: Submission):
@@ -102,7 +109,7 @@ class Streams:
             else:
                 self._streams = await self._submit_all()
         except RequestError as error:
-            if not isinstance(error, QueueFull) and self._engine.is_running:
+            if not isinstance(error, _WITH_STATUS) and self._engine.is_running:
                 refused = with_param(error)
                 param = self._how.form.field if refused.param == "structured_outputs" else refused.param
                 raise APIError(400, str(error), param=param) from None

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from dovetail.contracts.outputs import RequestOutput
 from dovetail.contracts.plugin import PluginOptions
-from dovetail.contracts.route import Route, RouteHost
+from dovetail.contracts.route import Route, RouteHost, ServedModel
 from dovetail.plugins.routes.chat.choices import ChoiceWriter
 from dovetail.plugins.routes.chat.frames import FrameWriter
 from dovetail.plugins.routes.chat.request import Asked, ChatRequest, what_is_asked
@@ -39,7 +39,7 @@ class ChatOptions(PluginOptions):
 class ChatRoute(Route):
     """POST /v1/chat/completions, and /v1/chat/completions/render, which shows the prompt and generates nothing."""
 
-    contract = (1, 0)
+    contract = (1, 2)
     Options = ChatOptions
     options: ChatOptions
 
@@ -57,9 +57,14 @@ class ChatRoute(Route):
 
     async def complete(self, request: Request) -> Response:
         """Answers a conversation."""
-        body, asked, prepared = await self._prepared(request)
+        body, model, asked, prepared = await self._prepared(request)
         how = submission(
-            request, body, prepared.params, prefix="chatcmpl", form=form_origin(body, prepared, "response_format")
+            request,
+            body,
+            prepared.params,
+            prefix="chatcmpl",
+            form=form_origin(body, prepared, "response_format"),
+            lora_request=model.lora_request,
         )
         if body.stream:
             return self.host.event_stream(request, self._stream(body, asked, prepared, how))
@@ -69,7 +74,7 @@ class ChatRoute(Route):
 
     async def render(self, request: Request) -> Response:
         """The prompt of a conversation: its text and its token ids."""
-        _, asked, prepared = await self._prepared(request)
+        _, _, asked, prepared = await self._prepared(request)
         ids = prepared.prompt["prompt_token_ids"]
         content = {
             "model": asked.model,
@@ -80,14 +85,15 @@ class ChatRoute(Route):
         }
         return json_response(content)
 
-    async def _prepared(self, request: Request) -> tuple[ChatRequest, Asked, PreparedTurn]:
+    async def _prepared(self, request: Request) -> tuple[ChatRequest, ServedModel, Asked, PreparedTurn]:
         body = await self._bodies.read(request)
         if body.return_tokens_as_token_ids is None:
             body.return_tokens_as_token_ids = self.options.return_tokens_as_token_ids
         if self.options.exclude_tools_when_tool_choice_none and body.tool_choice == "none":
             body.tools = None
-        asked = what_is_asked(body, self.host.check_model(body.model), self.host.engine.facts)
-        return body, asked, await prepare(self.host, asked.turn, asked.params)
+        model = await self.host.find_model(body.model)
+        asked = what_is_asked(body, model.name, self.host.engine.facts)
+        return body, model, asked, await prepare(self.host, asked.turn, asked.params)
 
     async def _stream(
         self, body: ChatRequest, asked: Asked, prepared: PreparedTurn, how: Submission

@@ -34,7 +34,7 @@ class CompletionsOptions(PluginOptions):
 class CompletionsRoute(Route):
     """POST /v1/completions."""
 
-    contract = (1, 0)
+    contract = (1, 2)
     Options = CompletionsOptions
     options: CompletionsOptions
 
@@ -54,8 +54,11 @@ class CompletionsRoute(Route):
         if body.return_tokens_as_token_ids is None:
             body.return_tokens_as_token_ids = self.options.return_tokens_as_token_ids
         engine = self.host.engine
-        asked = what_is_asked(body, self.host.check_model(body.model), engine.facts)
-        how = submission(request, body, asked.params, prefix="cmpl", form=form_origin(body))
+        model = await self.host.find_model(body.model)
+        asked = what_is_asked(body, model.name, engine.facts)
+        how = submission(
+            request, body, asked.params, prefix="cmpl", form=form_origin(body), lora_request=model.lora_request
+        )
         if body.stream:
             return self.host.event_stream(request, self._stream(body, asked, how))
         async with Streams(engine, await prompts_of(body, asked, engine), how) as streams:

@@ -10,7 +10,7 @@ import orjson
 from starlette.requests import Request
 
 from dovetail.contracts.prompts import Prompt
-from dovetail.contracts.route import APIError, RouteHost
+from dovetail.contracts.route import APIError, RouteHost, ServedModel
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.plugins.routes.chat import request as chat
 from dovetail.plugins.routes.completions import request as completions
@@ -29,7 +29,7 @@ Names = Mapping[str, tuple[str, ...]]
 class Prepared:
     """A request that could be submitted."""
 
-    model: str
+    model: ServedModel
     fields: Mapping[str, Any]
     """What the body gives; without nulls."""
     priority: int
@@ -62,9 +62,10 @@ class Preparer:
         """Of /v1/completions. This and the following raise `APIError` as the endpoint does."""
         body = await self._completions.read(request)
         engine = self._host.engine
-        asked = completions.what_is_asked(body, self._host.check_model(body.model), engine.facts)
+        model = await self._host.find_model(body.model)
+        asked = completions.what_is_asked(body, model.name, engine.facts)
         return Prepared(
-            model=asked.model,
+            model=model,
             fields=await _given(request),
             priority=body.priority or 0,
             is_salted=body.cache_salt is not None,
@@ -77,15 +78,17 @@ class Preparer:
     async def chat(self, request: Request) -> Prepared:
         """Of /v1/chat/completions."""
         body = await self._chat.read(request)
-        asked = chat.what_is_asked(body, self._host.check_model(body.model), self._host.engine.facts)
+        model = await self._host.find_model(body.model)
+        asked = chat.what_is_asked(body, model.name, self._host.engine.facts)
         names = {"max_tokens": ("max_completion_tokens", "max_tokens")}
-        return await self._turn(request, body, asked.model, asked.turn, asked.params, names)
+        return await self._turn(request, body, model, asked.turn, asked.params, names)
 
     async def messages(self, request: Request) -> Prepared:
         """Of /v1/messages."""
         body = await self._messages.read(request)
-        asked = messages.what_is_asked(body, self._host.check_model(body.model), self._host.engine.facts)
-        return await self._turn(request, body, asked.model, asked.turn, asked.params, {"stop": ("stop_sequences",)})
+        model = await self._host.find_model(body.model)
+        asked = messages.what_is_asked(body, model.name, self._host.engine.facts)
+        return await self._turn(request, body, model, asked.turn, asked.params, {"stop": ("stop_sequences",)})
 
     async def responses(self, request: Request) -> Prepared:
         """Of /v1/responses. Raises `APIError` 400 for `previous_response_id`: another route keeps the responses."""
@@ -93,12 +96,19 @@ class Preparer:
         if body.previous_response_id is not None:
             message = "previous_response_id cannot be explained: earlier responses are kept elsewhere; give all items"
             raise APIError(400, message, param="previous_response_id")
-        asked = responses.what_is_asked(body, self._host.check_model(body.model), self._host.engine.facts, [])
+        model = await self._host.find_model(body.model)
+        asked = responses.what_is_asked(body, model.name, self._host.engine.facts, [])
         names = {"max_tokens": ("max_output_tokens",)}
-        return await self._turn(request, body, asked.model, asked.turn, asked.params, names)
+        return await self._turn(request, body, model, asked.turn, asked.params, names)
 
     async def _turn(
-        self, request: Request, body: SamplingFields, model: str, turn: Turn, asked: SamplingParams, names: Names
+        self,
+        request: Request,
+        body: SamplingFields,
+        model: ServedModel,
+        turn: Turn,
+        asked: SamplingParams,
+        names: Names,
     ) -> Prepared:
         prepared = await prepare(self._host, turn, asked)
         dialect = self._host.engine.facts.dialect

@@ -9,6 +9,13 @@ from dovetail.contracts.engine_client import EngineFacts
 NO_ADAPTER: Final[dict[str, Any]] = {"name": None, "why": "this engine serves no adapters"}
 
 
+def chosen_adapter(name: str, facts: EngineFacts) -> dict[str, Any]:
+    """The adapter that was added to the weights, "" for none."""
+    if name:
+        return {"name": name, "why": "the request names it"}
+    return {"name": None, "why": "the request names none"} if facts.max_loras else NO_ADAPTER
+
+
 def why_drafter(asked: str | None, facts: EngineFacts) -> str:
     """Why a request has its drafter, or none. `asked`: as in `SamplingParams.speculation`."""
     if facts.acceptance is None:

@@ -9,7 +9,7 @@ from typing import Any
 from dovetail.contracts.engine_client import EngineFacts, RequestPlan
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.plugins.routes.explain.bodies import Prepared
-from dovetail.plugins.routes.explain.choices import NO_ADAPTER, may_differ, why_drafter
+from dovetail.plugins.routes.explain.choices import chosen_adapter, may_differ, why_drafter
 
 _ALWAYS_SHOWN = (
     "n",
@@ -41,10 +41,10 @@ _FORM_FIELDS = (
 
 def plan_as_data(prepared: Prepared, plans: Sequence[RequestPlan], facts: EngineFacts) -> dict[str, Any]:
     """The plan of a request as JSON. `plans`: one for each prompt, at least one."""
-    asked = prepared.params.speculation
+    asked, adapter = prepared.params.speculation, prepared.model.lora_request
     return {
         "object": "explanation.plan",
-        "model": prepared.model,
+        "model": prepared.model.name,
         "weights": facts.model,
         "prompts": [_prompt(plan, prepared, facts) for plan in plans],
         "speculation": {
@@ -66,7 +66,7 @@ def plan_as_data(prepared: Prepared, plans: Sequence[RequestPlan], facts: Engine
             "why": f"the scheduler {facts.scheduler!r} {'reads' if facts.has_priorities else 'does not read'} it",
         },
         "prefix_cache": _prefix_cache(prepared, facts),
-        "adapter": NO_ADAPTER,
+        "adapter": chosen_adapter(adapter.name if adapter is not None else "", facts),
     }
 
 

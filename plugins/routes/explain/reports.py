@@ -7,7 +7,7 @@ from typing import Any
 
 from dovetail.contracts.engine_client import EngineFacts, RequestReport
 from dovetail.contracts.telemetry import GrammarStats, RequestStats
-from dovetail.plugins.routes.explain.choices import NO_ADAPTER, why_drafter
+from dovetail.plugins.routes.explain.choices import chosen_adapter, why_drafter
 
 
 def report_as_data(report: RequestReport, facts: EngineFacts) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def report_as_data(report: RequestReport, facts: EngineFacts) -> dict[str, Any]:
         "experiment": _experiment(stats),
         "grammar": _grammar(stats, facts),
         "weight_version": stats.weight_version,
-        "adapter": NO_ADAPTER,
+        "adapter": chosen_adapter(stats.adapter, facts),
     }
 
 

@@ -21,7 +21,7 @@ from dovetail.plugins.server.turns.turn import PreparedTurn, form_origin, prepar
 class MessagesRoute(Route):
     """POST /v1/messages and /v1/messages/count_tokens."""
 
-    contract = (1, 0)
+    contract = (1, 2)
 
     def __init__(self, options: PluginOptions, host: RouteHost):
         super().__init__(options, host)
@@ -38,10 +38,16 @@ class MessagesRoute(Route):
     async def create(self, request: Request) -> Response:
         """Answers a conversation."""
         body = await self._bodies.read(request)
-        asked = what_is_asked(body, self.host.check_model(body.model), self.host.engine.facts)
+        model = await self.host.find_model(body.model)
+        asked = what_is_asked(body, model.name, self.host.engine.facts)
         prepared = await prepare(self.host, asked.turn, asked.params)
         how = submission(
-            request, body, prepared.params, prefix="msg", form=form_origin(body, prepared, "output_config.format")
+            request,
+            body,
+            prepared.params,
+            prefix="msg",
+            form=form_origin(body, prepared, "output_config.format"),
+            lora_request=model.lora_request,
         )
         writer = self._writer(asked, prepared, how)
         if body.stream:
@@ -53,7 +59,7 @@ class MessagesRoute(Route):
     async def count_tokens(self, request: Request) -> Response:
         """The tokens of the prompt."""
         body = await self._bodies.read(request)
-        self.host.check_model(body.model)
+        await self.host.find_model(body.model)
         chat = await render(self.host, turn_of(body))
         content = {"input_tokens": len(chat.prompt["prompt_token_ids"])}
         return json_response(content)

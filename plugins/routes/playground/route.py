@@ -66,9 +66,11 @@ class PlaygroundRoute(Route):
 
     async def facts(self) -> dict[str, Any]:
         """What can be chosen on the page."""
-        facts = self.host.engine.facts
+        engine = self.host.engine
+        facts = engine.facts
+        adapters = await engine.list_loras() if facts.max_loras else []
         return {
-            "models": self.host.model_names,
+            "models": [*self.host.model_names, *(adapter.name for adapter in adapters)],
             "max_model_len": facts.max_model_len,
             "drafters": facts.drafters,
             "default_drafter": facts.default_drafter,

@@ -35,7 +35,7 @@ class ResponsesOptions(PluginOptions):
 class ResponsesRoute(Route):
     """POST /v1/responses; GET and DELETE of one that is kept."""
 
-    contract = (1, 0)
+    contract = (1, 2)
     Options = ResponsesOptions
     options: ResponsesOptions
 
@@ -56,12 +56,19 @@ class ResponsesRoute(Route):
     async def create(self, request: Request) -> Response:
         """Answers a conversation."""
         body = await self._bodies.read(request)
-        model = self.host.check_model(body.model)
+        model = await self.host.find_model(body.model)
         keeps = self._keeps(body)
         earlier = self._items(body.previous_response_id) if body.previous_response_id is not None else []
-        asked = what_is_asked(body, model, self.host.engine.facts, earlier)
+        asked = what_is_asked(body, model.name, self.host.engine.facts, earlier)
         prepared = await prepare(self.host, asked.turn, asked.params)
-        how = submission(request, body, prepared.params, prefix="resp", form=form_origin(body, prepared, "text.format"))
+        how = submission(
+            request,
+            body,
+            prepared.params,
+            prefix="resp",
+            form=form_origin(body, prepared, "text.format"),
+            lora_request=model.lora_request,
+        )
         # Whoever knows the id of a kept response can read it.
         how = replace(how, response_id=f"resp_{secrets.token_hex(16)}")
         writer = self._writer(asked, prepared, how, keeps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 from dovetail.contracts.telemetry import EngineDescription, EngineState
@@ -79,7 +80,21 @@ class Writer:
         page.gauge(
             "vllm:engine_sleep_state", "1 where the engine is in this state.", [(awake, int(not state.is_asleep))]
         )
+        if self._description.max_loras:
+            self._write_adapters(page, state)
         page.gauge("dovetail:weight_version", "How often the weights were replaced.", [(own, state.weight_version)])
+
+    def _write_adapters(self, page: Page, state: EngineState) -> None:
+        adapters = (
+            ("max_lora", str(self._description.max_loras)),
+            ("waiting_lora_adapters", ",".join(state.waiting_adapters)),
+            ("running_lora_adapters", ",".join(state.running_adapters)),
+        )
+        page.gauge(
+            "vllm:lora_requests_info",
+            "The adapters that requests have now, as labels; the value is the time.",
+            [((*self._own, *adapters), time.time())],
+        )
 
     def _write_sinks(self, page: Page, state: EngineState) -> None:
         sinks = [((*self._own, ("sink", sink.name)), sink) for sink in state.sinks]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from dovetail.plugins.routes.chat.route import ChatRoute
 from dovetail.plugins.routes.completions.route import CompletionsRoute
 from dovetail.plugins.routes.explain.route import ExplainRoute
 from dovetail.plugins.routes.health import HealthRoute
+from dovetail.plugins.routes.lora import LoRARoute
 from dovetail.plugins.routes.messages.route import MessagesRoute
 from dovetail.plugins.routes.metrics import MetricsRoute
 from dovetail.plugins.routes.models import ModelsRoute
@@ -40,6 +41,12 @@ class TestTokenize(RouteSuite):
 class TestExplain(RouteSuite):
     plugin = ExplainRoute
     serve = staticmethod(live_server)
+
+
+class TestLoRA(RouteSuite):
+    plugin = LoRARoute
+    serve = staticmethod(live_server)
+    options: ClassVar[dict[str, Any]] = {"allow_updates": True}
 
 
 class TestCompletions(GeneratingRouteSuite):

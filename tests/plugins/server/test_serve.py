@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from dovetail.spec_decode.experiments.live.records import read_live
+from dovetail.testing.tiny_adapters import save_adapter
 from tests.plugins.server.conftest import wait_until
 
 COMPLETE = {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
@@ -86,10 +87,23 @@ def serving(model: Path, directory: Path, *arguments: str, **environment: str) -
 
 
 @pytest.fixture(scope="module")
-def served(story_model: Path, holding_site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def pirate(story_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An adapter."""
+    return save_adapter(tmp_path_factory.mktemp("adapters") / "pirate", story_model, seed=1)
+
+
+@pytest.fixture(scope="module")
+def served(
+    story_model: Path, pirate: Path, holding_site: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
     directory, path = tmp_path_factory.mktemp("serve"), os.pathsep.join([str(holding_site), *sys.path])
-    options = ("-o", "server.api_server_count=2", "-o", "telemetry=[prometheus, holding]")
-    with serving(story_model, directory, *options, PYTHONPATH=path) as started:
+    parent = {"name": "named", "path": str(pirate), "base_model_name": "org/story"}
+    adapters = ("--enable-lora", "--lora-modules", f"pirate={pirate}", json.dumps(parent))
+    options = (
+        *("-o", "server.api_server_count=2", "-o", "server.routes.lora.allow_updates=true"),
+        *("-o", "telemetry=[prometheus, holding]"),
+    )
+    with serving(story_model, directory, *adapters, *options, PYTHONPATH=path) as started:
         yield started
 
 
@@ -124,6 +138,31 @@ def test_two_api_processes_serve_one_engine_and_one_truth(served: Served) -> Non
     texts = {served.post(COMPLETE).json()["choices"][0]["text"] for _ in range(8)}
     assert len(texts) == 1
     assert metric(served, "vllm:generation_tokens_total") == before + 64
+
+
+def test_adapters_of_the_command_line_are_models(served: Served, pirate: Path) -> None:
+    cards = httpx.get(f"{served.url}/v1/models", timeout=60).json()["data"]
+    shown = [(card["id"], card["root"], card["parent"]) for card in cards[1:]]
+    assert shown == [("pirate", str(pirate), "story"), ("named", str(pirate), "org/story")]
+    texts = [served.post({**COMPLETE, "model": name}).json()["choices"][0]["text"] for name in ("pirate", "named")]
+    assert texts[0] == texts[1] != served.post(COMPLETE).json()["choices"][0]["text"]
+
+
+def test_an_adapter_that_one_api_process_loads_the_other_serves(
+    served: Served, story_model: Path, tmp_path: Path
+) -> None:
+    one, other = served.children("api_process")
+    body = {"lora_name": "late", "lora_path": str(save_adapter(tmp_path / "late", story_model, seed=2))}
+    with stopped(other):
+        assert served.post({**COMPLETE, "model": "late"}).status_code == 404
+        assert httpx.post(f"{served.url}/v1/load_lora_adapter", json=body, timeout=60).status_code == 200
+    with stopped(one):
+        assert served.post({**COMPLETE, "model": "late"}).json()["model"] == "late"
+    with stopped(other):
+        unloaded = httpx.post(f"{served.url}/v1/unload_lora_adapter", json={"lora_name": "late"}, timeout=60)
+        assert unloaded.status_code == 200
+    with stopped(one):  # it has seen the name, and asks the engine
+        assert served.post({**COMPLETE, "model": "late"}).status_code == 404
 
 
 def test_what_ran_in_one_api_process_the_other_explains(served: Served) -> None:
@@ -294,6 +333,8 @@ def test_nothing_outlives_a_server_that_is_killed(story_model: Path, tmp_path: P
         (["no-such-folder/model"], "no-such-folder"),
         (["--model", "a", "b"], "two models are given"),
         (["none.yaml"], "none.yaml"),
+        (["./model", "--enable-lora", "--lora-modules", "a"], "--lora-modules: 'a' must be NAME=PATH"),
+        (["./model", "--enable-lora", "--lora-modules", "./model=a"], "the name of the model itself"),
         (["-o", "server.prot=8000"], "did you mean"),
         (["-o", "server.routes.chatt=chatt"], "there is no route 'chatt'"),
         (["--served-model-name", ""], "--served-model-name"),

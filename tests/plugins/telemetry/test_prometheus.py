@@ -313,6 +313,17 @@ def test_errors_are_told_apart_by_type(make_request_stats: MakeRequest) -> None:
     assert read(sink).value(name, error_type="_OTHER") > 80
 
 
+def test_adapters_are_shown_where_there_may_be_some() -> None:
+    state = replace(STATE, running_adapters=("a", "b"), waiting_adapters=("c",))
+    name = "vllm:lora_requests_info"
+    sink = PrometheusSink(PrometheusOptions())
+    sink.on_start(replace(PLAIN, max_loras=4))
+    [labels] = read(sink, state).labels(name)
+    wanted = {"max_lora": "4", "running_lora_adapters": "a,b", "waiting_lora_adapters": "c"}
+    assert wanted.items() <= labels.items()
+    assert not read(started(), state).labels(name)
+
+
 def test_the_state_is_shown_as_it_is() -> None:
     drafter = DrafterTotals(
         num_draft_rounds=5, num_drafted=20, num_accepted=9, accepted_per_position=(5, 4), num_errors=1
