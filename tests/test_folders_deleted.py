@@ -79,7 +79,7 @@ BUILT_ON = {
         "dovetail.plugins.commands.serve",
         *(
             f"dovetail.plugins.routes.{n}"
-            for n in ("chat", "completions", "explain", "messages", "responses", "tokenize")
+            for n in ("chat", "completions", "explain", "lora", "messages", "responses", "tokenize")
         ),
     ),
 }

@@ -110,6 +110,7 @@ class Dough:
 class Note:
     author: str
     text: str = ""
+    reserved: None = None
 
 class State(Enum):
     WET = "wet"
@@ -273,6 +274,7 @@ ADDITIONS = {
         "added",
     ),
     "a ClassVar with a value": ("    speed:", "    depth: ClassVar[int] = 1\n    speed:", "added"),
+    "a use for a reserved field": ("reserved: None", "reserved: Dough | None", "was reserved, and may be"),
     "an enum member": ('    DRY = "dry"', '    DRY = "dry"\n    ICE = "ice"', "added"),
     "a default": ("dough: Dough, times", "dough: Dough = Dough(1, 2), times", "has a default"),
     "a wider argument": ("cold: bool", "cold: bool | None", "annotation was bool"),
