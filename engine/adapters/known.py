@@ -219,7 +219,7 @@ class KnownAdapters:
 
 
 def describe(known: KnownAdapter, adapter: Adapter, slots: AdapterSlots, num_requests: int) -> LoadedLoRA:
-    """What is told of an adapter."""
+    """What `list_loras` reports of an adapter."""
     return LoadedLoRA(
         name=known.name,
         int_id=known.int_id,

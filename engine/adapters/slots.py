@@ -29,7 +29,7 @@ class AdapterSlots:
         """By digest, the one that was used last at the end."""
         self._pinned: set[str] = set()
         self._unsent: list[AdapterPlacement] = []
-        """Placements that no plan has told."""
+        """Placements that no plan has had yet."""
         self._claimed: set[str] = set()
         """Adapters whose requests were granted tokens in this schedule."""
         self._busy: set[str] | None = None
@@ -99,8 +99,8 @@ class AdapterSlots:
 
     def drain(self) -> tuple[AdapterPlacement, ...]:
         """What the next plan tells the workers."""
-        told, self._unsent = tuple(self._unsent), []
-        return told
+        placements, self._unsent = tuple(self._unsent), []
+        return placements
 
     def withdraw(self, placements: Iterable[AdapterPlacement]) -> None:
         """Nobody knows whether the workers placed these: a step failed."""

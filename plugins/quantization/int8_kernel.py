@@ -27,9 +27,9 @@ def int8_linear_kernel(
     DEPTH: tl.constexpr,
 ):
     """Part program_id(2) of the sum over input features, for one tile of `out` ([parts, rows, out_features]);
-    everything contiguous. It is computed turned: weights, widened in registers, are the left
-    factor, which needs not be in shared memory. The scale of an output feature is applied to its sum. One kernel for
-    any number of rows: a prompt of another length must not compile while it is served."""
+    everything contiguous. It is computed turned: weights, widened in registers, are the left factor, which needs not be
+    in shared memory. The scale of an output feature is applied to its sum. One kernel for any number of rows: a prompt
+    of another length must not compile while it is served."""
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     inner = tl.arange(0, DEPTH)
