@@ -116,24 +116,44 @@ REAL = Trained(MODELS / "stories15M" / "hf-fp16", MODELS / "stories15M-draft2L" 
 HAS_REAL = REAL.target.is_dir() and REAL.draft.is_dir() and REAL.medusa.is_dir()
 
 
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """Made on the spot."""
+    return make_trained(tmp_path_factory.mktemp("trained"))
+
+
 @pytest.fixture(
     scope="session", params=["made", *([pytest.param("stories15M", marks=pytest.mark.nightly)] if HAS_REAL else [])]
 )
-def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+def trained(request: pytest.FixtureRequest) -> Trained:
     """Made on the spot; at night, where they are, models that learned from many stories as well."""
-    return REAL if request.param == "stories15M" else make_trained(tmp_path_factory.mktemp("trained"))
+    if request.param == "stories15M":
+        return REAL
+    found: Trained = request.getfixturevalue("made")
+    return found
 
 
-@pytest.fixture(scope="session")
-def drafter_paths(trained: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def paths_of(models: Trained, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Where the weights of the target and of each drafter are."""
-    head = fit_head(trained.target, tmp_path_factory.mktemp("eagle"))
+    head = fit_head(models.target, tmp_path_factory.mktemp("eagle"))
     other = tmp_path_factory.mktemp("other")
     save_story_model(other, num_layers=1, vocab_size=320)
     return {
-        "target": trained.target,
-        "medusa": trained.medusa,
-        "draft_model": trained.draft,
+        "target": models.target,
+        "medusa": models.medusa,
+        "draft_model": models.draft,
         "draft_model-shared_tokens": other,
         "eagle": head,
     }
+
+
+@pytest.fixture(scope="session")
+def drafter_paths(made: Trained, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """`paths_of` what was made on the spot."""
+    return paths_of(made, tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def trained_paths(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """`paths_of` each of `trained`."""
+    return paths_of(trained, tmp_path_factory)

@@ -5,6 +5,7 @@ A small version of benchmarks/losslessness.py, which runs 200 prompts of 128 tok
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +39,7 @@ DRAFTERS: dict[str, dict[str, Any]] = {
         "tree": [[0], [1], [2], [0, 0], [0, 1], [0, 0, 0]],
     },
     "eagle": {"name": "eagle", "num_tokens": 3, "length": "fixed"},
-    "self_speculation": {"name": "self_speculation", "num_tokens": 3, "length": "fixed", "exit_layer": 1},
+    "self_speculation": {"name": "self_speculation", "num_tokens": 3, "length": "fixed"},
     "eagle-tree": {"name": "eagle", "num_tokens": 6, "length": "fixed", "top_k": 2, "depth": 3},
     "draft_model": {"name": "draft_model", "num_tokens": 4, "length": "fixed"},
     "draft_model-shared_tokens": {
@@ -56,6 +57,9 @@ def create(max_num_seqs: int, paths: dict[str, Path]) -> LLM:
         label: section | ({"path": str(paths.get(label, paths[section["name"]]))} if section["name"] in paths else {})
         for label, section in DRAFTERS.items()
     }
+    # All layers but the last: fewer of a model that was not trained for it guess nothing.
+    num_layers = json.loads((paths["target"] / "config.json").read_text())["num_hidden_layers"]
+    drafters["self_speculation"] |= {"exit_layer": num_layers - 1}
     return LLM(
         model={"path": str(paths["target"]), "dtype": "float32"},
         cache={"memory_gib": 0.3},
@@ -67,11 +71,11 @@ def create(max_num_seqs: int, paths: dict[str, Path]) -> LLM:
 
 @pytest.fixture(scope="module", params=[1, 32])
 def target(
-    request: pytest.FixtureRequest, drafter_paths: dict[str, Path]
+    request: pytest.FixtureRequest, trained_paths: dict[str, Path]
 ) -> Iterator[tuple[LLM, list[str], list[list[int]]]]:
     """The engine, its prompts, and its plain answers."""
     prompts = PROMPTS[:: 8 if request.param == 1 else 1]
-    with create(request.param, drafter_paths) as llm:
+    with create(request.param, trained_paths) as llm:
         plain = llm.generate(prompts, PARAMS, use_tqdm=False)
         assert all(output.metrics.num_drafted == 0 for output in plain)
         yield llm, prompts, [output.outputs[0].token_ids for output in plain]
