@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 
 from dovetail.contracts.attention import (
+    AttendsBothWays,
     AttendsLatents,
     AttentionBatch,
     AttentionCapabilities,
@@ -44,14 +46,14 @@ class _Request:
     """int64 [n]: its position in the sequence."""
 
 
-class ReferenceBackend(MovesSlots, AttendsLatents):
+class ReferenceBackend(MovesSlots, AttendsLatents, AttendsBothWays):
     """Gathers, for each query token, the keys that it sees, and writes out softmax(q K^T) V.
 
     The math is in float32 (float64 for float64). A row is computed by itself, over its visible keys only, so its
     bits depend neither on other rows nor on how its prompt was cut into chunks.
     """
 
-    contract = (1, 1)
+    contract = (1, 2)
     preference: ClassVar[int] = -10
     stability = "stable"
     capabilities = AttentionCapabilities(
@@ -66,6 +68,7 @@ class ReferenceBackend(MovesSlots, AttendsLatents):
         chunked=True,
         batch_invariant=True,
         latents=True,
+        bidirectional=True,
     )
 
     def __init__(self, options: PluginOptions, setup: AttentionSetup):
@@ -74,6 +77,7 @@ class ReferenceBackend(MovesSlots, AttendsLatents):
         self._requests: dict[Reach, list[_Request]] = {}
         self._write_pages = torch.empty(0, dtype=torch.int64)
         self._write_offsets = torch.empty(0, dtype=torch.int64)
+        self._query_start: list[int] = []
 
     def kv_cache_shape(self, num_blocks: int) -> tuple[int, ...]:
         """[num_blocks, 2 (key, value), block_size, num_kv_heads, head_size]; of latent vectors [num_blocks, block_size,
@@ -84,7 +88,10 @@ class ReferenceBackend(MovesSlots, AttendsLatents):
         return (num_blocks, 2, self.setup.block_size, spec.num_kv_heads, spec.head_size)
 
     def plan(self, batch: AttentionBatch) -> None:
-        """Copies block table and slots to the device."""
+        """Copies block table and slots to the device, or where sequences begin, for layers that keep nothing."""
+        if self.setup.keeps_nothing:
+            self._query_start = batch.query_start.tolist()
+            return
         self._write_pages, self._write_offsets = self._page_and_offset(batch.slot_mapping)
         self._requests = {
             reach: [self._request(batch, index, reach) for index in range(len(batch.seq_lens))]
@@ -119,6 +126,18 @@ class ReferenceBackend(MovesSlots, AttendsLatents):
         for request in self._requests[layer.reach]:
             vectors = kv_cache[request.pages, request.offsets].unsqueeze(1)
             self._attend_request(layer, request, query, vectors, vectors[..., :latent_size], output)
+        return output
+
+    def both_ways_forward(
+        self, layer: AttentionLayer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
+        """Attends row by row to the keys of the row's own sequence."""
+        output = query.new_empty(query.shape)
+        for start, stop in itertools.pairwise(self._query_start):
+            rows = [_Row(start + row, slice(0, stop - start), row) for row in range(stop - start)]
+            nowhere = torch.empty(0, dtype=torch.int64)
+            request = _Request(rows, nowhere, nowhere, torch.arange(stop - start))
+            self._attend_request(layer, request, query, key[start:stop], value[start:stop], output)
         return output
 
     def move_slots(self, kv_cache: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:

@@ -23,7 +23,9 @@ from dovetail.attention_backends.sdpa_plan import (
     writes_out_scores,
 )
 from dovetail.attention_backends.sdpa_shared import attend_shared
+from dovetail.attention_backends.whole_sequences import EqualSequences, by_length
 from dovetail.contracts.attention import (
+    AttendsBothWays,
     AttendsLatents,
     AttentionBatch,
     AttentionCapabilities,
@@ -46,7 +48,7 @@ class SDPAOptions(PluginOptions):
     """KiB of keys and values that one call gathers; best where it fits the second-level cache."""
 
 
-class SDPABackend(MovesSlots, AttendsLatents):
+class SDPABackend(MovesSlots, AttendsLatents, AttendsBothWays):
     """Gathers the pages of many requests at once and attends to them in few calls; pages that many requests have in
     common are read once.
 
@@ -58,7 +60,7 @@ class SDPABackend(MovesSlots, AttendsLatents):
     elements as the vector, of which the last ones are cut off.
     """
 
-    contract = (1, 1)
+    contract = (1, 2)
     preference: ClassVar[int] = 5
     Options = SDPAOptions
     capabilities = AttentionCapabilities(
@@ -72,6 +74,7 @@ class SDPABackend(MovesSlots, AttendsLatents):
         sinks=True,
         chunked=True,
         latents=True,
+        bidirectional=True,
     )
 
     def __init__(self, options: SDPAOptions, setup: AttentionSetup):
@@ -90,6 +93,8 @@ class SDPABackend(MovesSlots, AttendsLatents):
         self._kind_of_layer = {layer.layer_id: LayerKind.of(layer) for layer in setup.layers}
         self._planners = {kind: Planner(kind, setup, budget_tokens) for kind in kinds}
         self._plans: dict[int, KindPlan] = {}
+        self._sequences: list[EqualSequences] = []
+        """Of the step, where layers keep nothing."""
         self._gathered = Buffer(kv_dtype)
         self._slots = torch.empty(0, dtype=torch.int64)
         self._new_tokens = torch.empty(setup.max_num_batched_tokens, *self._token_shape, dtype=kv_dtype)
@@ -100,6 +105,9 @@ class SDPABackend(MovesSlots, AttendsLatents):
 
     def plan(self, batch: AttentionBatch) -> None:
         """Groups the rows into calls and builds their indices and masks, once for each kind of layer."""
+        if self.setup.keeps_nothing:
+            self._sequences = by_length(batch.query_start, self.setup.device)
+            return
         self._slots = torch.from_numpy(batch.slot_mapping.copy())
         plans = {kind: planner.plan(batch, self._gathered) for kind, planner in self._planners.items()}
         self._plans = {layer_id: plans[kind] for layer_id, kind in self._kind_of_layer.items()}
@@ -122,6 +130,18 @@ class SDPABackend(MovesSlots, AttendsLatents):
         assert self.setup.latent is not None
         attended = self._attend(layer, query, self._write((latent[:, None],), kv_cache), kv_cache)
         return attended[..., : self.setup.latent.latent_size]
+
+    def both_ways_forward(
+        self, layer: AttentionLayer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
+        """One call for all sequences of one length, so that no key is padding and no mask is read."""
+        if len(self._sequences) == 1:
+            return _attend_whole(layer, self._sequences[0], query, key, value)
+        output = query.new_empty(query.shape)
+        for sequences in self._sequences:
+            rows = sequences.rows
+            output[rows] = _attend_whole(layer, sequences, query[rows], key[rows], value[rows])
+        return output
 
     def _attend(
         self, layer: AttentionLayer, query: torch.Tensor, new_tokens: torch.Tensor, kv_cache: torch.Tensor
@@ -233,6 +253,22 @@ def _attention(
         return _written_out(layer, query, keys, values, mask, _sinks_of_rows(layer, query.shape[2]))
     keys, values = keys.to(query.dtype), values.to(query.dtype)
     return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=layer.scale)
+
+
+def _attend_whole(
+    layer: AttentionLayer,
+    sequences: EqualSequences,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+) -> torch.Tensor:
+    """[n * length, heads, head_size] of n sequences -> the same shape."""
+    query, key, value = (
+        rows.view(sequences.count, sequences.length, *rows.shape[1:]).transpose(1, 2) for rows in (query, key, value)
+    )
+    is_grouped = layer.num_kv_heads != layer.num_heads
+    attended = F.scaled_dot_product_attention(query, key, value, scale=layer.scale, enable_gqa=is_grouped)
+    return attended.transpose(1, 2).flatten(0, 1)
 
 
 def _sinks_of_rows(layer: AttentionLayer, num_rows: int) -> torch.Tensor | None:

@@ -51,6 +51,10 @@ class EngineParts:
     hooks: HookCaller
 
 
+_NO_BLOCKS = 2
+"""Of a pool that nobody takes from: the fewest, the null block among them."""
+
+
 def create_parts(config: ResolvedConfig) -> EngineParts:
     """Raises `ConfigError`, `PluginError`, `ModelError`, `CapacityError`; nothing is left running then."""
     plugins = bootstrap(config.components(), config.plugin_hash)
@@ -194,6 +198,8 @@ def create_kv(config: ResolvedConfig, workers: Workers) -> KVCacheManager:
     """The KV memory that the config asks for, or that the device holds."""
     reports = workers.describe()
     layout = build_layout(reports.answering.caches, config.cache.block_size, reports.answering.extra_caches)
+    if not layout.groups:
+        return allocate_kv(config, workers, layout, _NO_BLOCKS, 0)
     num_blocks = config.cache.num_blocks
     if num_blocks is None:
         num_blocks = min(report.available_bytes for report in reports.by_rank) // layout.block_bytes

@@ -14,6 +14,7 @@ from dovetail.nn.attention import Attention
 from dovetail.nn.communicator import SingleProcess, TorchDistributed
 from dovetail.nn.context import BuildContext
 from dovetail.nn.embedding import LMHead, VocabEmbedding
+from dovetail.nn.encoder_attention import EncoderAttention
 from dovetail.nn.kernels import PackedLinear, TiledLinear, TorchLinear, plain_kernel
 from dovetail.nn.latent_attention import LatentAttention, LatentShape
 from dovetail.nn.linear import (
@@ -42,6 +43,7 @@ __all__ = [
     "BuildContext",
     "ColumnLinear",
     "Communicator",
+    "EncoderAttention",
     "ExpertNames",
     "GatedMLP",
     "GroupRouter",
@@ -90,5 +92,5 @@ __all__ = [
     "torch_operators",
 ]
 
-VERSION = ContractVersion(1, 3)
+VERSION = ContractVersion(1, 4)
 """Version of this package's public modules, shared by all of them."""

@@ -67,6 +67,7 @@ def planned_size(create: Create, config: Mapping[str, Any], max_model_len: int) 
         vocab_size=int(config["vocab_size"]),
         max_model_len=max_model_len,
         hidden_size=embedded.shape[1],
+        is_encoder=not first.causal,
     )
 
 
@@ -82,21 +83,23 @@ def against_size(family: str, size: ModelSize, module: CausalLM, context: ModelC
     first = context.attention_layers[0].layer
     with torch.inference_mode():
         embedded = module.embed(torch.zeros(1, dtype=torch.int64, device=context.device))
-        logits = module.compute_logits(embedded)
+        # An encoder has no output layer.
+        vocab_size = module.compute_logits(embedded).shape[1] if first.causal else size.vocab_size
     pairs = (
         ("num_layers", size.num_layers, len(context.attention_layers)),
         ("num_kv_heads", max(1, size.num_kv_heads // context.tp_size), first.num_kv_heads),
         ("head_size", size.head_size, first.head_size),
         ("latent_size", size.latent_size, _latent_size(context)),
         ("hidden_size", size.hidden_size, embedded.shape[1]),
-        ("vocab_size", size.vocab_size, logits.shape[1]),
+        ("vocab_size", size.vocab_size, vocab_size),
+        *(("is_encoder", size.is_encoder, not one.layer.causal) for one in context.attention_layers),
     )
     each = f" on each of {context.tp_size} ranks" if context.tp_size > 1 else ""
+    differing = dict.fromkeys(pair for pair in pairs if pair[1] != pair[2])
     return [
         f"the model family {family} says {name} {said}{each if name == 'num_kv_heads' else ''}, and builds a model of "
         f"{built}: correct its size()"
-        for name, said, built in pairs
-        if said != built
+        for name, said, built in differing
     ]
 
 

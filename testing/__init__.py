@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from dovetail.testing.source_suite import ModelSourceSuite as ModelSourceSuite
     from dovetail.testing.telemetry_suite import TelemetrySinkSuite as TelemetrySinkSuite
 
-VERSION = ContractVersion(1, 10)
+VERSION = ContractVersion(1, 11)
 """Of this package's modules, which go by it together. A suite may get tests in a minor version: they ask for what the
 contract says already."""
 

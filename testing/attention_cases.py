@@ -271,6 +271,8 @@ def _positions(request: CaseRequest) -> np.ndarray:
 
 def _seen(layer: AttentionLayer, request: CaseRequest, positions: np.ndarray, i: int) -> np.ndarray:
     """Which keys query token i sees, in ascending order."""
+    if not layer.causal:
+        return np.ones(len(positions), dtype=bool)
     own = request.num_cached + i
     seen = np.arange(len(positions)) <= own
     if request.tree is not None:

@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from dovetail.contracts.attention import (
+    AttendsBothWays,
     AttendsLatents,
     AttentionBackend,
     AttentionCapabilities,
@@ -32,6 +33,7 @@ from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.plugin import Environment
 from dovetail.nn.operators import torch_operators
 from dovetail.testing.attention_cases import AttentionCase, CaseShape, as_cached, keys_as_cached, random_case
+from dovetail.testing.both_ways_cases import random_both_ways_case
 from dovetail.testing.latent_cases import random_latent_case
 from dovetail.testing.suite import PluginSuite
 
@@ -125,6 +127,8 @@ class AttentionBackendSuite(PluginSuite):
             has_sinks="sinks" in asked,
             has_chunks="chunked" in asked,
         )
+        if "bidirectional" in asked:
+            return random_both_ways_case(seed, replace(shape, **changes))
         if "latents" in asked:
             latent_size, rotary_size = self.latent_sizes[seed % len(self.latent_sizes)]
             return random_latent_case(seed, replace(shape, **changes), latent_size, rotary_size)
@@ -420,9 +424,22 @@ class AttentionBackendSuite(PluginSuite):
         assert self.check(self.need(**declared)) == []
         if can.batch_invariant:
             assert self.check(self.need(batch_invariant=True)) == []
+        if can.bidirectional:
+            assert self.check(self.need(bidirectional=True)) == []
         for latent_size, rotary_size in self.latent_sizes if can.latents else ():
             sizes = frozenset({latent_size + rotary_size})
             assert self.check(self.need(latents=True, head_sizes=sizes, trees=can.trees)) == []
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_queries_see_their_whole_sequence(self, dtype: str) -> None:
+        """In layers that are not causal: sequences of equal and of different lengths, without pages."""
+        self.require("bidirectional", dtypes=dtype)
+        assert issubclass(self.plugin, AttendsBothWays), "a backend that declares bidirectional is an AttendsBothWays"
+        for seed in range(self.num_cases):
+            case = self.case(seed, dtype, "bidirectional")
+            output = case.run_from_scratch(self.create(case))
+            assert output.dtype == getattr(torch, dtype), "the output has the query's dtype"
+            self.assert_close(output, case)
 
     def test_declared_latents_are_attended_to(self) -> None:
         """The host calls `latent_forward`."""

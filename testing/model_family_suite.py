@@ -424,9 +424,9 @@ class ModelFamilySuite(PluginSuite):
         size, harness = self.size(checkpoint), self.harness(checkpoint)
         assert size.num_parameters == checkpoint.num_parameters
         assert size.max_model_len == self.max_model_len
-        caches = [layer.cache for layer in harness.context.attention_layers]
-        assert size.num_layers == len(caches)
-        assert (size.num_kv_heads, size.head_size) == (caches[0].num_kv_heads, caches[0].head_size)
+        layers = [module.layer for module in harness.context.attention_layers]
+        assert size.num_layers == len(layers)
+        assert (size.num_kv_heads, size.head_size) == (layers[0].num_kv_heads, layers[0].head_size)
         assert harness.logits([3]).shape == (1, size.vocab_size)
         assert harness.step([(0, [3], 0)]).shape == (1, size.hidden_size)
         assert against_size(self.plugin.__name__, size, harness.model, harness.context) == []

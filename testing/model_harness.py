@@ -6,6 +6,7 @@ Requests get blocks that are neither contiguous nor in order, so that whatever i
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,11 @@ from dovetail.contracts.operators import Operators
 from dovetail.contracts.quantization import QuantizationMethod
 from dovetail.nn import AdapterSpace, BuildContext, Communicator, SingleProcess
 from dovetail.nn.operators import torch_operators
+
+
+def without_pages(batch: AttentionBatch) -> AttentionBatch:
+    """The step as it is for layers that keep nothing."""
+    return replace(batch, block_table=batch.block_table[:, :0], slot_mapping=batch.slot_mapping[:0])
 
 
 class ModelHarness:
@@ -86,7 +92,7 @@ class ModelHarness:
         )
         backend = backend_class(backend_class.Options(), setup)
         for attention in layers:
-            shape = backend.kv_cache_shape(self._num_blocks)
+            shape = (0,) if backend.setup.keeps_nothing else backend.kv_cache_shape(self._num_blocks)
             attention.bind(backend, torch.zeros(shape, dtype=self.context.dtype))
         return backend
 
@@ -113,7 +119,7 @@ class ModelHarness:
             max_seq_len=int((computed + query_lens).max()),
         )
         for backend in self._backends:
-            backend.plan(batch)
+            backend.plan(without_pages(batch) if backend.setup.keeps_nothing else batch)
         token_ids = torch.tensor([token for _, tokens, _ in rows for token in tokens], dtype=torch.int64)
         return ModelInputs(input_ids=token_ids, positions=torch.from_numpy(positions.astype(np.int64)))
 

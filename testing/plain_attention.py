@@ -4,12 +4,14 @@ and of a plugin author's own tests. In float32, on the CPU, slow."""
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import ClassVar
 
 import numpy as np
 import torch
 
 from dovetail.contracts.attention import (
+    AttendsBothWays,
     AttendsLatents,
     AttentionBatch,
     AttentionCapabilities,
@@ -119,3 +121,33 @@ class PlainLatentAttention(PlainAttention, AttendsLatents):
             weights = (row @ flat[slots].T * layer.scale).softmax(-1)
             rows.append(weights @ flat[slots, : self.setup.latent.latent_size])
         return torch.stack(rows)
+
+
+class PlainBothWaysAttention(PlainLatentAttention, AttendsBothWays):
+    """`PlainLatentAttention`, and attention of encoders."""
+
+    contract = (1, 2)
+    capabilities: ClassVar[AttentionCapabilities] = replace(PlainLatentAttention.capabilities, bidirectional=True)
+
+    def __init__(self, options: PluginOptions, setup: AttentionSetup):
+        super().__init__(options, setup)
+        self._query_start: list[int] = []
+
+    def plan(self, batch: AttentionBatch) -> None:
+        """As `PlainAttention`; of layers that keep nothing, where each sequence begins."""
+        if self.setup.keeps_nothing:
+            self._query_start = batch.query_start.tolist()
+        else:
+            super().plan(batch)
+
+    def both_ways_forward(
+        self, layer: AttentionLayer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
+        """Attends head by head, to the keys of the row's own sequence."""
+        group, output = layer.num_heads // layer.num_kv_heads, torch.empty_like(query)
+        for start, stop in pairwise(self._query_start):
+            for head in range(layer.num_heads):
+                keys, values = key[start:stop, head // group], value[start:stop, head // group]
+                weights = (query[start:stop, head] @ keys.T * layer.scale).softmax(-1)
+                output[start:stop, head] = weights @ values
+        return output

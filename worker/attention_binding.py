@@ -42,6 +42,11 @@ def bind_layers(
     return backend
 
 
+def no_pages(index: int, spec: KVSpec, backend: AttentionBackend) -> torch.Tensor:
+    """The `PageView` of layers that keep nothing."""
+    return torch.empty(0)
+
+
 def check_layers(
     name: str,
     plugin: type[AttentionBackend],
@@ -72,4 +77,5 @@ def _need(setup: AttentionSetup, device_type: str) -> AttentionNeed:
         chunked=any(layer.chunk is not None for layer in setup.layers),
         batch_invariant=setup.batch_invariant,
         latents=setup.latent is not None,
+        bidirectional=setup.keeps_nothing,
     )

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from dovetail.contracts.attention import AttentionBackend, AttentionBatch
+from dovetail.contracts.attention import AttentionBackend, AttentionBatch, TransientSpec
 from dovetail.contracts.device import Device, Graph, Runtime
 from dovetail.contracts.errors import CapacityError, ConfigError, WorkerError
 from dovetail.contracts.kv import LayerCache, StateSpec
 from dovetail.contracts.model import AdapterRows, CausalLM, ModelInputs
 from dovetail.contracts.scheduler import SchedulerLimits
 from dovetail.nn.attention import Attention
+from dovetail.nn.encoder_attention import EncoderAttention
 from dovetail.nn.host_copies import on_device
 from dovetail.nn.kernels import packed_kernels
 from dovetail.nn.replay import Replay, record
@@ -40,7 +41,7 @@ MAX_REPEATED_ROWS = 64
 _PassKey = tuple[int, int, int]
 """Rows of a recorded pass, threads that it runs on, and number of its inputs: with adapters there is one more."""
 Backends = Mapping[int, AttentionBackend]
-"""By KV group."""
+"""By KV group; that of layers that keep nothing under `NO_GROUP`."""
 States = tuple[torch.Tensor, torch.Tensor | None]
 """Last hidden states [T, hidden_size], and those between layers that some drafter wants, side by side."""
 ModelPass = Callable[..., States]
@@ -301,13 +302,15 @@ def create_forward(
 
     `forward`: gives the states of `hidden_layers`, which drafters want. `query_lens`: of decode and verify steps.
     `caches`: what the model's layers keep; with recurrent states nothing is recorded, since proving a recording runs a
-    pass twice. `enforce_eager`: without a runtime, nothing is recorded; a runtime says so itself. `obstacle`: why steps
-    of this model cannot be captured (`why_not_captured`). `has_adapters`: whether steps may have some.
+    pass twice, and of an encoder neither. `enforce_eager`: without a runtime, nothing is recorded; a runtime says so
+    itself. `obstacle`: why steps of this model cannot be captured (`why_not_captured`). `has_adapters`: whether steps
+    may have some.
 
     Raises `ConfigError` where batch sizes for graphs are given and cannot be had, and what `GraphForward.prepare` does.
     """
-    has_states = any(isinstance(cache, StateSpec) for cache in caches)
-    may_repeat = not (hidden_layers or enforce_eager or has_states)
+    # An encoder's passes are mostly of other lengths than before, and longer than those that are recorded.
+    is_apart = any(isinstance(cache, StateSpec | TransientSpec) for cache in caches)
+    may_repeat = not (hidden_layers or enforce_eager or is_apart)
     if may_repeat and runtime is None and device.torch_device.type == "cpu":
         return RepeatingForward(lambda *inputs: forward(*inputs)[0], backends)
     if runtime is None or not wants_graphs(runtime):
@@ -379,7 +382,7 @@ def compiled(model: CausalLM, function: Callable[..., Any], mode: str | None) ->
         return function
     assert isinstance(model, torch.nn.Module)
     for module in model.modules():
-        if isinstance(module, Attention):
+        if isinstance(module, Attention | EncoderAttention):
             module.forward = torch.compiler.disable(module.forward)  # type: ignore[method-assign,no-untyped-call]
         for kernel in packed_kernels(module):
             kernel.apply = torch.compiler.disable(kernel.apply)  # type: ignore[method-assign,no-untyped-call]
@@ -397,12 +400,13 @@ def _plan(backends: Backends, inputs: StepInputs) -> None:
     longest_query = int(np.diff(inputs.query_start).max())
     longest = int(inputs.seq_lens.max())
     for group, backend in backends.items():
+        block_table, slot_mapping = inputs.pages_of(group)
         backend.plan(
             AttentionBatch(
                 query_start=inputs.query_start,
                 seq_lens=inputs.seq_lens,
-                block_table=inputs.block_tables[group],
-                slot_mapping=inputs.slot_mappings[group],
+                block_table=block_table,
+                slot_mapping=slot_mapping,
                 max_query_len=longest_query,
                 max_seq_len=longest,
                 tree_masks=inputs.tree_masks,

@@ -10,6 +10,9 @@ import numpy as np
 from dovetail.contracts.step import NewRequest, StepPlan
 from dovetail.worker.adapters.slots import WorkerAdapters, rows_of
 
+NO_GROUP = -1
+"""In the place of a KV group: that of layers that keep nothing."""
+
 
 @dataclass(slots=True)
 class BatchRequest:
@@ -45,6 +48,12 @@ class StepInputs:
     tree_masks: dict[int, np.ndarray] = field(default_factory=dict)
     adapter_slots: np.ndarray | None = None
     """[T] int32: the slot of each token's low-rank adapter, -1 for none; None where no token has one."""
+
+    def pages_of(self, group: int) -> tuple[np.ndarray, np.ndarray]:
+        """Block table and slots of a KV group, for `AttentionBatch`; of `NO_GROUP` empty ones."""
+        if group == NO_GROUP:
+            return np.empty((len(self.rows), 0), dtype=np.int32), np.empty(0, dtype=np.int64)
+        return self.block_tables[group], self.slot_mappings[group]
 
 
 class InputBatch:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from dovetail.contracts.attention import TransientSpec
 from dovetail.contracts.errors import CapacityError, ConfigError, ModelError
 from dovetail.contracts.kv import (
     DTYPE_BYTES,
@@ -31,14 +32,16 @@ def build_layout(
 ) -> KVLayout:
     """Cuts the layers into groups that share KV tensors.
 
-    `caches[layer_id]` is what that layer caches, None where it caches nothing. Layers of equal caches form a kind
-    (full attention comes first, then windows from narrow to wide). A block id costs a page in every KV tensor, so
-    a kind with fewer layers than KV tensors wastes pages; a kind with many layers is therefore split into several
-    groups with as many layers each.
+    `caches[layer_id]` is what that layer caches, None or a `TransientSpec` where it caches nothing. Layers of equal
+    caches form a kind (full attention comes first, then windows from narrow to wide). A block id costs a page in every
+    KV tensor, so a kind with fewer layers than KV tensors wastes pages; a kind with many layers is therefore split into
+    several groups with as many layers each.
 
     `extra_caches` holds what attention layers cache that are not the model's own, by the name of their owner. These get
     KV tensors of their own and use the block tables of the first group that keeps all pages; if the model has none, one
     without layers is added, whose blocks serve them alone.
+
+    Where no layer caches anything, which is so of encoders, there are no groups and no KV tensors.
 
     Raises `ModelError` for caches that cannot be served, `ConfigError` for a dtype or block size that is unknown.
     """
@@ -47,12 +50,16 @@ def build_layout(
     kinds: dict[KVSpec, list[int]] = {}
     page_bytes = 0
     for layer_id, cache in enumerate(caches):
-        if cache is not None:
+        if cache is not None and not isinstance(cache, TransientSpec):
             spec = _checked(layer_id, cache)
             kinds.setdefault(spec, []).append(layer_id)
             page_bytes = max(page_bytes, spec.page_bytes(block_size))
+    if not caches:
+        raise ModelError("the model has no attention layers")
+    if not kinds and not extra_caches:
+        return KVLayout(block_size, groups=(), page_bytes=0, num_tensors=0)
     if not kinds:
-        raise ModelError("no layer of the model caches keys and values, so there is nothing to decode with")
+        raise ModelError("no layer of the model caches keys and values, so there is nothing that drafters could guess")
     num_tensors = _choose_num_tensors([len(layer_ids) for layer_ids in kinds.values()])
     groups: list[KVGroup] = []
     for spec in sorted(kinds, key=lambda spec: spec.window or 0):

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
 
-from dovetail.contracts.attention import AttentionBackend, AttentionSetup
+from dovetail.contracts.attention import AttentionBackend, AttentionModule, AttentionSetup, TransientSpec
 from dovetail.contracts.errors import ConfigError, ModelError
 from dovetail.contracts.executor import WorkerReport
-from dovetail.contracts.kv import KVGroup, KVLayout
+from dovetail.contracts.kv import KVLayout
 from dovetail.contracts.model import CausalLM
 from dovetail.contracts.operators import Operators
 from dovetail.contracts.plugin import Environment
@@ -21,9 +21,10 @@ from dovetail.nn.native.kept_kernels import KernelKeeper
 from dovetail.nn.operators import torch_operators
 from dovetail.nn.packed_cache import PackedCache, default_directory
 from dovetail.worker.adapters.slots import WorkerAdapters, create_adapter_space
-from dovetail.worker.attention_binding import bind_layers
+from dovetail.worker.attention_binding import PageView, bind_layers, no_pages
 from dovetail.worker.capturable import why_not_captured
 from dovetail.worker.forward import EagerForward, ModelPass, compiled, create_graphs, model_pass, wants_graphs
+from dovetail.worker.input_batch import NO_GROUP
 from dovetail.worker.kv_layout import build_layout
 from dovetail.worker.kv_storage import KVStorage
 from dovetail.worker.machine.environment import detect_environment
@@ -114,11 +115,16 @@ class LoadedModel:
 
     def bind(self, layout: KVLayout, storage: KVStorage) -> dict[int, AttentionBackend]:
         """Gives the model's own layers their pages. Returns their backends by KV group; none for a group that has
-        layers of others alone."""
+        layers of others alone, and one under `NO_GROUP` for layers that keep nothing."""
         environment = detect_environment(self.setup.config.device_type)
-        return {
-            group.group_id: self._bind_group(group, storage, environment) for group in layout.groups if group.layer_ids
-        }
+        backends = {}
+        for group in layout.groups:
+            if group.layer_ids:
+                layers = [self.context.attention_layers[layer_id] for layer_id in group.layer_ids]
+                backends[group.group_id] = self._bind_layers(layers, environment, storage.view)
+        if layers := [layer for layer in self.context.attention_layers if isinstance(layer.cache, TransientSpec)]:
+            backends[NO_GROUP] = self._bind_layers(layers, environment, no_pages)
+        return backends
 
     def check_checkpoint(self) -> None:
         """Raises `ModelError` where the checkpoint is not the one that was read."""
@@ -187,10 +193,12 @@ class LoadedModel:
         except ConfigError:  # the device captures nothing, which `create_forward` says or refuses
             return 0
 
-    def _bind_group(self, group: KVGroup, storage: KVStorage, environment: Environment) -> AttentionBackend:
-        """Creates the backend of one KV group and hands each of its layers the backend and its pages."""
+    def _bind_layers(
+        self, layers: Sequence[AttentionModule], environment: Environment, view: PageView
+    ) -> AttentionBackend:
+        """Creates the backend of the layers of one KV group, or of those that keep nothing, and hands each of them the
+        backend and its pages."""
         config = self.setup.config
-        layers = [self.context.attention_layers[layer_id] for layer_id in group.layer_ids]
         attention = AttentionSetup(
             layers=tuple(layer.layer for layer in layers),
             spec=layers[0].cache,
@@ -203,9 +211,7 @@ class LoadedModel:
             batch_invariant=config.is_strict,
         )
         plugins = self.setup.plugins
-        return bind_layers(
-            plugins, config.attention, layers, attention, environment, storage.view, whose="this model's"
-        )
+        return bind_layers(plugins, config.attention, layers, attention, environment, view, whose="this model's")
 
 
 def _create_adapters(setup: WorkerSetup, context: BuildContext) -> WorkerAdapters | None:

@@ -7,7 +7,8 @@ One backend object serves one KV group on one worker; a drafter's own layers hav
     each step:
         backend.plan(batch)                      once; reads host arrays, fills buffers the backend owns
         backend.forward(layer, q, k, v, cache)   once per layer; reads only what plan() prepared
-          or rotate_and_forward, of a `RotatesAndWrites`; latent_forward, of an `AttendsLatents`
+          or rotate_and_forward, of a `RotatesAndWrites`; latent_forward, of an `AttendsLatents`; both_ways_forward, of
+      an `AttendsBothWays`
 
 `plan` may look at host values; `forward` must not synchronise with the device, so that a step can be captured
 in a graph where the backend declares `graph_capture`.
@@ -20,6 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
+from dovetail.contracts.errors import PluginError
 from dovetail.contracts.kv import DTYPE_BYTES, KVSpec, LatentSpec
 from dovetail.contracts.needs import (
     RUNS_ON,
@@ -76,6 +78,9 @@ class AttentionCapabilities:
     latents: bool = field(default=False, metadata=backed_by("AttendsLatents"))
     """Pages may hold latent vectors (`LatentSpec`), in `dtypes` of two bytes or more; such a backend is an
     `AttendsLatents`. Of the other features, layers with latents have trees and batch invariance at most."""
+    bidirectional: bool = field(default=False, metadata=backed_by("AttendsBothWays"))
+    """The backend serves layers that are not causal and keep nothing (`AttentionLayer.causal`); such a backend is an
+    `AttendsBothWays`. Of the other features, these layers have batch invariance at most."""
 
 
 class _PageDtype(Rule):
@@ -140,6 +145,16 @@ class AttentionNeed:
     """Some layer has `AttentionLayer.chunk`."""
     latents: bool = field(default=False, metadata=by_rule(_Latents()))
     """The layers keep `LatentSpec`s."""
+    bidirectional: bool = field(
+        default=False,
+        metadata=compared(
+            "bidirectional",
+            flag,
+            "{name} attends to what came before only, over pages, and an encoder's tokens see their whole sequence; "
+            "choose another backend, or auto.",
+        ),
+    )
+    """The layers are not causal (`AttentionLayer.causal`)."""
 
 
 @dataclass(frozen=True)
@@ -205,16 +220,34 @@ class AttentionLayer:
     equals the chunk, and `window` is None."""
 
     causal: bool = True
-    """Whether queries see no keys after their own position. False is reserved for encoders; it raises `PluginError`."""
+    """Whether queries see no keys after their own position. False, for encoders: a query sees all keys of its request
+    and no others. Requests are then computed whole in one step and the layer keeps nothing between steps
+    (`TransientSpec`), so it has no window, chunk, soft cap, ALiBi or sinks."""
 
     def __post_init__(self) -> None:
-        missing = "no attention backend computes layers whose queries see what follows them yet"
-        refuse_reserved("AttentionLayer", {"causal": (not self.causal, missing)})
+        options = (self.window, self.chunk, self.soft_cap, self.alibi_slopes, self.sinks)
+        if not self.causal and any(option is not None for option in options):
+            raise PluginError(
+                "an AttentionLayer that is not causal has no window, chunk, soft_cap, alibi_slopes or sinks: leave "
+                "them out"
+            )
 
     @property
     def reach(self) -> Reach:
         """How far back the layer's queries see."""
         return Reach(self.window, self.chunk)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransientSpec(KVSpec):
+    """Keys and values that live in the step that computes them and no longer: those of an encoder, whose requests are
+    computed whole. There are no pages of them. Queries see all keys of their own request (`AttentionLayer.causal`)."""
+
+    window: int | None = field(init=False, default=None)
+
+    def page_bytes(self, block_size: int) -> int:
+        """None."""
+        return 0
 
 
 @dataclass(frozen=True)
@@ -223,7 +256,8 @@ class AttentionSetup:
 
     layers: tuple[AttentionLayer, ...]
     spec: KVSpec
-    """What each layer of the group caches; a `LatentSpec` only where the backend declares `latents`."""
+    """What each layer of the group caches; a `LatentSpec` only where the backend declares `latents`, a `TransientSpec`
+    only where it declares `bidirectional`."""
     block_size: int
     dtype: str
     device: str
@@ -238,6 +272,11 @@ class AttentionSetup:
         """`spec`, where the layers keep latent vectors; else None."""
         return self.spec if isinstance(self.spec, LatentSpec) else None
 
+    @property
+    def keeps_nothing(self) -> bool:
+        """Whether the layers are not causal and have no pages: `spec` is a `TransientSpec`."""
+        return isinstance(self.spec, TransientSpec)
+
 
 @dataclass(frozen=True)
 class AttentionBatch:
@@ -247,6 +286,9 @@ class AttentionBatch:
     in the next step: copy what must live longer. The query tokens of request r are rows query_start[r] .. query_start[r
     + 1] - 1, and its last tokens: the i-th is at key position seq_lens[r] - query_len[r] + i. Prefill, chunked prefill,
     decode and verify rows come mixed, in any order.
+
+    For layers that keep nothing (`AttentionSetup.keeps_nothing`) each request's query is all of it, `block_table` is
+    [R, 0] and `slot_mapping` is empty.
     """
 
     query_start: np.ndarray
@@ -290,10 +332,11 @@ class AttentionModule(Protocol):
 
     @property
     def cache(self) -> KVSpec:
-        """What the layer caches between steps."""
+        """What the layer caches between steps; a `TransientSpec` where `layer` is not causal."""
 
     def bind(self, backend: AttentionBackend, kv_cache: torch.Tensor) -> None:
-        """Makes the layer call `backend` from now on, with `kv_cache`, a tensor of the backend's `kv_cache_shape`."""
+        """Makes the layer call `backend` from now on, with `kv_cache`, a tensor of the backend's `kv_cache_shape`; an
+        empty one for a layer that caches nothing."""
 
     def move_slots(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copies cached keys and values of single tokens as `MovesSlots.move_slots` does."""
@@ -378,6 +421,21 @@ class AttendsLatents(AttentionBackend):
         query's dtype, the weighted sums of the first latent_size elements. `kv_cache` is the layer's tensor of
         `kv_cache_shape`, which is (num_blocks, block_size, head_size) unless the backend needs another one of as many
         bytes. All else is as for `forward`, capture in a graph included.
+        """
+
+
+class AttendsBothWays(AttentionBackend):
+    """A backend for layers that are not causal and keep nothing. Backends that declare `bidirectional` must be one."""
+
+    @abstractmethod
+    def both_ways_forward(
+        self, layer: AttentionLayer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
+        """Attends to the keys of the step: each query to all keys of its own request.
+
+        query is [T, num_heads, head_size], key and value [T, num_kv_heads, head_size]; head h reads key head
+        h // (num_heads // num_kv_heads). Returns [T, num_heads, head_size] in query's dtype. There is no cache:
+        `kv_cache_shape` is not called. All else is as for `forward`.
         """
 
 

@@ -43,7 +43,7 @@ KINDS: dict[str, Kind] = {
         Kind(
             "attention_backend",
             "dovetail.contracts.attention:AttentionBackend",
-            ContractVersion(1, 1),
+            ContractVersion(1, 2),
             "the KV page layout and attention over it",
             "dovetail.contracts.attention:AttentionNeed",
         ),
@@ -57,7 +57,7 @@ KINDS: dict[str, Kind] = {
         Kind(
             "model_family",
             "dovetail.contracts.model:ModelFamily",
-            ContractVersion(1, 4),
+            ContractVersion(1, 5),
             "a config to a module that calls attention",
             "dovetail.contracts.model:ModelNeed",
         ),

@@ -145,6 +145,7 @@ class KVLayout:
 
     block_size: int
     groups: tuple[KVGroup, ...]
+    """None for a model that keeps nothing (`ModelSize.is_encoder`): there are no pages then."""
     page_bytes: int
     """Bytes of one page of one KV tensor that groups share: the largest page of any layer."""
     num_tensors: int

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from dovetail.contracts.attention import TransientSpec
 from dovetail.contracts.kv import KVSpec, LatentSpec
 from dovetail.contracts.needs import at_most, compared, flag, informs
 from dovetail.contracts.plugin import Plugin, PluginOptions
@@ -267,7 +268,8 @@ class CausalLM(Protocol):
         `ModelError` for inputs that the family does not take."""
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Returns logits: [N, hidden_size] -> [N, vocab_size], the whole vocabulary on every rank. Last stage only."""
+        """Returns logits: [N, hidden_size] -> [N, vocab_size], the whole vocabulary on every rank. Last stage only;
+        an encoder (`ModelSize.is_encoder`) raises `ModelError`."""
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor | PackedTensor]], partial: bool = False) -> None:
         """Loads (name, tensor) pairs of the whole model, named as in the Hugging Face checkpoint: each rank keeps its
@@ -287,9 +289,10 @@ class CausalLM(Protocol):
 class ModelSize:
     """Sizes of the whole model, over all ranks and stages, as its config gives them.
 
-    The host compares `num_layers`, `num_kv_heads`, `head_size`, `latent_size`, `hidden_size` and `vocab_size` with the
-    module that `create` builds, and refuses the family where one differs. `num_parameters` and `max_model_len` are the
-    family's word: the host refuses only a `num_parameters` far above what the checkpoint stores.
+    The host compares `num_layers`, `num_kv_heads`, `head_size`, `latent_size`, `hidden_size`, `is_encoder` and, but for
+    encoders, `vocab_size` with the module that `create` builds, and refuses the family where one differs.
+    `num_parameters` and `max_model_len` are the family's word: the host refuses only a `num_parameters` far above what
+    the checkpoint stores.
     """
 
     num_parameters: int
@@ -308,6 +311,10 @@ class ModelSize:
     latent_size: int = 0
     """Elements of `head_size` that are the latent ones, where the attention layers keep latent vectors and
     `num_kv_heads` is 1 (`LatentSpec.latent_size`); 0: the layers keep keys and values."""
+    is_encoder: bool = False
+    """Whether the attention layers are not causal and keep nothing (`AttentionLayer.causal`). Such a model has hidden
+    states and no logits: it computes whole prompts, and generates nothing. `vocab_size` is then the number of token
+    ids that it embeds."""
 
     def cache(self, dtype: str, tensor_parallel: int = 1) -> KVSpec:
         """Returns what each attention layer caches on one of `tensor_parallel` ranks, in pages of `dtype`, as far as
@@ -316,7 +323,8 @@ class ModelSize:
             rotary_size = self.head_size - self.latent_size
             return LatentSpec(latent_size=self.latent_size, rotary_size=rotary_size, dtype=dtype)
         num_kv_heads = max(1, self.num_kv_heads // tensor_parallel)
-        return KVSpec(num_kv_heads=num_kv_heads, head_size=self.head_size, dtype=dtype)
+        spec = TransientSpec if self.is_encoder else KVSpec
+        return spec(num_kv_heads=num_kv_heads, head_size=self.head_size, dtype=dtype)
 
 
 class PredictsFurther(ABC):

@@ -23,6 +23,7 @@ class AttentionCapabilities:
     sinks: bool = False
     chunked: bool = False
     latents: bool = False
+    bidirectional: bool = False
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class AttentionNeed:
     sinks: bool = False
     chunked: bool = False
     latents: bool = False
+    bidirectional: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,12 @@ class AttentionLayer:
     def reach(self) -> Reach: ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class TransientSpec(KVSpec):
+    window: int | None = field(init=False, default=None)
+    def page_bytes(self, block_size: int) -> int: ...
+
+
 @dataclass(frozen=True)
 class AttentionSetup:
     layers: tuple[AttentionLayer, ...]
@@ -86,6 +94,8 @@ class AttentionSetup:
     batch_invariant: bool = False
     @property
     def latent(self) -> LatentSpec | None: ...
+    @property
+    def keeps_nothing(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -152,6 +162,17 @@ class AttendsLatents(AttentionBackend):
         query: torch.Tensor,
         latent: torch.Tensor,
         kv_cache: torch.Tensor,
+    ) -> torch.Tensor: ...
+
+
+class AttendsBothWays(AttentionBackend):
+    @abstractmethod
+    def both_ways_forward(
+        self,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
     ) -> torch.Tensor: ...
 
 

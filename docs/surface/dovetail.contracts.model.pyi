@@ -121,6 +121,7 @@ class ModelSize:
     vocab_size: int
     max_model_len: int
     latent_size: int = 0
+    is_encoder: bool = False
     def cache(self, dtype: str, tensor_parallel: int = 1) -> KVSpec: ...
 
 

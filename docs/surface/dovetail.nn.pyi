@@ -23,6 +23,7 @@ __all__ = [
     "BuildContext",
     "ColumnLinear",
     "Communicator",
+    "EncoderAttention",
     "ExpertNames",
     "GatedMLP",
     "GroupRouter",
@@ -168,6 +169,22 @@ class ColumnLinear(MergedColumnLinear):
         out_features: int,
         bias: bool = False,
     ): ...
+
+
+class EncoderAttention(torch.nn.Module):
+    def __init__(
+        self,
+        context: ModelContext,
+        num_heads: int,
+        num_kv_heads: int,
+        head_size: int,
+        scale: float,
+    ): ...
+    layer: ...
+    cache: ...
+    def bind(self, backend: AttentionBackend, kv_cache: torch.Tensor) -> None: ...
+    def move_slots(self, source: torch.Tensor, target: torch.Tensor) -> None: ...
+    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor: ...
 
 
 class GatedMLP(torch.nn.Module):

@@ -1,12 +1,13 @@
 import torch
 from collections.abc import Iterable, Mapping, Sequence
-from dovetail.contracts.attention import AttentionBackend
+from dovetail.contracts.attention import AttentionBackend, AttentionBatch
 from dovetail.contracts.model import CausalLM, ModelFamily, ModelInputs
 from dovetail.contracts.operators import Operators
 from dovetail.contracts.quantization import QuantizationMethod
 from dovetail.nn import AdapterSpace, Communicator
 from typing import Any
 
+def without_pages(batch: AttentionBatch) -> AttentionBatch: ...
 
 class ModelHarness:
     def __init__(

@@ -1,6 +1,6 @@
 import torch
 from dataclasses import replace
-from dovetail.contracts.attention import AttendsLatents, AttentionBatch, AttentionCapabilities, AttentionLayer, AttentionSetup, MovesSlots
+from dovetail.contracts.attention import AttendsBothWays, AttendsLatents, AttentionBatch, AttentionCapabilities, AttentionLayer, AttentionSetup, MovesSlots
 from dovetail.contracts.plugin import PluginOptions
 from typing import ClassVar
 
@@ -37,4 +37,18 @@ class PlainLatentAttention(PlainAttention, AttendsLatents):
         query: torch.Tensor,
         latent: torch.Tensor,
         kv_cache: torch.Tensor,
+    ) -> torch.Tensor: ...
+
+
+class PlainBothWaysAttention(PlainLatentAttention, AttendsBothWays):
+    contract = (1, 2)
+    capabilities: ClassVar[AttentionCapabilities] = replace(PlainLatentAttention.capabilities, bidirectional=True)
+    def __init__(self, options: PluginOptions, setup: AttentionSetup): ...
+    def plan(self, batch: AttentionBatch) -> None: ...
+    def both_ways_forward(
+        self,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
     ) -> torch.Tensor: ...

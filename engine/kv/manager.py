@@ -47,6 +47,9 @@ class KVStatistics:
 class KVCacheManager:
     """Blocks of all sequences of one engine; implements `KVMemory`.
 
+    A layout without groups keeps nothing: there are no tables, and a sequence is granted all of its tokens or none,
+    since what one step computed is gone in the next.
+
     All groups' tables of a sequence have equal length. A fork may share the last, partly filled block of its parent: it
     copies before it writes, while the parent goes on in place, since it writes behind all that the fork sees.
     """
@@ -66,6 +69,7 @@ class KVCacheManager:
         self.host_pool = HostPool(num_host_blocks)
         self._prefixes = PrefixCache(layout, self.pool, is_on=prefix_caching)
         self._transfers = PendingTransfers(self.pool, self.host_pool)
+        self._keeps = bool(layout.groups)
         self._windowed = [group for group in layout.groups if group.window is not None]
         self.adapters: AdapterSlots | None = None
         """Who grants besides: nobody where no adapters are served."""
@@ -108,7 +112,7 @@ class KVCacheManager:
         if request.block_ids or request.host_block_ids:
             raise ValueError(f"request {request.request_id} holds blocks already; release it before attach_prefix")
         tables, is_hidden = self._prefixes.find(request), False
-        num_registered = len(tables[0])
+        num_registered = len(tables[0]) if tables else 0
         num_tokens = num_registered * self.block_size
         parent, num_forked = request.fork_parent, find_fork_prefix(self.layout, request)
         if parent is not None and num_forked > num_tokens:
@@ -138,6 +142,10 @@ class KVCacheManager:
         """
         computed = request.num_computed_tokens + num_tokens
         end = self._with_lookahead(request, computed) if request.num_lookahead_tokens else computed
+        if not self._keeps:
+            reserve = 0  # of what nobody takes
+            if computed < request.num_tokens:
+                return 0  # the part would be gone when the rest is computed
         if request.adapter is not None and not self._may_run(request, refuses=True):
             return 0
         if (reserve or end > request.capacity) and not self._grow(request, end, reserve):
@@ -157,6 +165,8 @@ class KVCacheManager:
         and after `without` were preempted."""
         if request.adapter is not None and not self._may_run(request):
             return 0  # blocks would not help
+        if not self._keeps:
+            return 0
         freed = self._freed_by(without)
         end = self._with_lookahead(request, request.num_computed_tokens + num_tokens)
         if request.host_block_ids:
@@ -339,7 +349,7 @@ class KVCacheManager:
                 blocks = self.pool.take(count)
                 table.extend(blocks)
                 self._record(seq_id, group_id, have, blocks)
-        request.capacity = len(tables[0]) * self.block_size
+        request.capacity = (have + count) * self.block_size
         num_known, num_attached = self._attached.pop(seq_id, (0, 0))
         self._query_tokens += num_known
         self._hit_tokens += num_attached

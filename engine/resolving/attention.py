@@ -27,6 +27,7 @@ def attention_need(state: Resolution, model: ChosenModel) -> AttentionNeed:
         kv_dtype=model.dtype,
         chunked=_has_reach(text, "chunked", text.get("attention_chunk_size")),
         latents=bool(model.size.latent_size),
+        bidirectional=model.size.is_encoder,
     )
 
 

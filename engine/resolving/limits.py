@@ -35,11 +35,13 @@ def choose_max_model_len(state: Resolution, size: ModelSize, kv_tokens: int | No
     return own
 
 
-def set_limits(state: Resolution, max_model_len: int) -> SchedulerLimits:
-    """What one step may hold. Raises `ConfigError` for limits that contradict each other."""
+def set_limits(state: Resolution, max_model_len: int, *, whole_prompts: bool = False) -> SchedulerLimits:
+    """What one step may hold. `whole_prompts`: the model cannot compute a prompt in parts, whatever is asked. Raises
+    `ConfigError` for limits that contradict each other."""
     section = state.config.scheduler
     tokens = section.max_num_batched_tokens
-    least = section.max_num_seqs if section.enable_chunked_prefill else max(section.max_num_seqs, max_model_len)
+    chunks = section.enable_chunked_prefill and not whole_prompts
+    least = section.max_num_seqs if chunks else max(section.max_num_seqs, max_model_len)
     if tokens is None:
         tokens = max(_MIN_BATCHED_TOKENS, least)
         reason = f"{_MIN_BATCHED_TOKENS}, or what max_num_seqs and unchunked prompts need where that is more"
@@ -52,10 +54,14 @@ def set_limits(state: Resolution, max_model_len: int) -> SchedulerLimits:
             "a token per step; raise the first or lower the second"
         )
     if tokens < least:
+        why = "and scheduler.enable_chunked_prefill is off: the longest prompts would never run; raise the first, "
+        remedy = "lower the second or allow chunks"
+        if whole_prompts:
+            why = "and an encoder computes each prompt whole: the longest would never run; raise the first "
+            remedy = "or lower the second"
         raise ConfigError(
             f"scheduler.max_num_batched_tokens {tokens} ({where}) is less than model.max_model_len {max_model_len}, "
-            "and scheduler.enable_chunked_prefill is off: the longest prompts would never run; raise the first, "
-            "lower the second or allow chunks"
+            f"{why}{remedy}"
         )
     if section.max_long_partial_prefills > section.max_num_partial_prefills:
         raise ConfigError(
@@ -66,7 +72,7 @@ def set_limits(state: Resolution, max_model_len: int) -> SchedulerLimits:
         max_num_batched_tokens=tokens,
         max_num_seqs=section.max_num_seqs,
         max_model_len=max_model_len,
-        enable_chunked_prefill=section.enable_chunked_prefill,
+        enable_chunked_prefill=chunks,
         max_num_partial_prefills=section.max_num_partial_prefills,
         max_long_partial_prefills=section.max_long_partial_prefills,
         long_prefill_token_threshold=_long_threshold(state, max_model_len),

@@ -15,6 +15,7 @@ from dovetail.engine.resolving.attention import attention_need
 from dovetail.engine.resolving.cache import choose_kv_dtype, plan_cache, refuse_more_than_host
 from dovetail.engine.resolving.choose import choose
 from dovetail.engine.resolving.dialect import choose_dialect
+from dovetail.engine.resolving.encoder import no_cache, settle_encoder
 from dovetail.engine.resolving.executor import find_executor, settle_executor
 from dovetail.engine.resolving.experiments import describe_experiments
 from dovetail.engine.resolving.grammar import choose_grammar
@@ -77,8 +78,13 @@ def run_rules(state: Resolution) -> ResolvedConfig:
     lora = settle_lora(state)
     operators = choose_operators(state, model)
     need = attention_need(state, model)
-    kv_dtype = choose_kv_dtype(state, need, is_quantized=model.quantization is not None)
-    cache = plan_cache(state, kv_dtype)
+    if model.size.is_encoder:
+        settle_encoder(state)
+        kv_dtype = model.dtype
+        cache = no_cache(state, kv_dtype)
+    else:
+        kv_dtype = choose_kv_dtype(state, need, is_quantized=model.quantization is not None)
+        cache = plan_cache(state, kv_dtype)
     speculation, trees = choose_speculation(state, model, cache.dtype)
     drafters = list(speculation.drafters.values()) if speculation is not None else []
     per_token = kv_bytes_per_token(model.size, cache.dtype, config.executor.tensor_parallel)
@@ -86,7 +92,7 @@ def run_rules(state: Resolution) -> ResolvedConfig:
     refuse_more_than_host(state, cache, per_token)
     max_model_len = choose_max_model_len(state, model.size, kv_capacity(cache, per_token))
     note_lengths(state, drafters, max_model_len)
-    limits = set_limits(state, max_model_len)
+    limits = set_limits(state, max_model_len, whole_prompts=model.size.is_encoder)
     executor = settle_executor(state, found)
     attention = choose(state, ATTENTION, replace(need, kv_dtype=kv_dtype, trees=trees)).component
     scheduler = choose(state, SCHEDULER, limits).component

@@ -164,7 +164,9 @@ def _print_memory(console: Console, estimate: MemoryEstimate, *, keeps_latents: 
         share = estimate.draft_bytes_per_token / estimate.kv_bytes_per_token
         text = f"{estimate.draft_bytes_per_token:,} bytes of these per token ({share:.1%} of the KV memory)"
         rows.append(("KV of drafters", text))
-    if estimate.kv_bytes is None or estimate.kv_tokens is None or estimate.max_concurrency is None:
+    if estimate.kv_bytes == 0 and estimate.kv_bytes_per_token == 0:
+        rows.append(("KV memory", "none: the model is an encoder, and keeps nothing"))
+    elif estimate.kv_bytes is None or estimate.kv_tokens is None or estimate.max_concurrency is None:
         rows.append(("KV memory", "known when the weights are loaded"))
     else:
         rows.append(("KV memory", f"{_size(estimate.kv_bytes)}, {estimate.kv_tokens:,} tokens"))

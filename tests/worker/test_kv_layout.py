@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dovetail.contracts.attention import TransientSpec
 from dovetail.contracts.errors import CapacityError, ConfigError, ModelError
 from dovetail.contracts.kv import KVSpec, LatentSpec, LayerCache, StateSpec
 from dovetail.worker.kv_layout import (
@@ -52,6 +53,13 @@ def test_layers_that_cache_nothing_are_left_out():
     assert layout.groups[0].layer_ids == (1, 3)
 
 
+def test_a_model_that_keeps_nothing_has_no_groups_and_needs_no_blocks():
+    transient = TransientSpec(num_kv_heads=2, head_size=8, dtype="float32")
+    layout = build_layout([transient, transient], 16)
+    assert (layout.groups, layout.num_tensors, layout.block_bytes) == ((), 0, 0)
+    assert blocks_per_request(layout, 512, 512) == 0
+
+
 def test_page_is_the_largest_of_any_layer():
     layout = build_layout(
         [KVSpec(num_kv_heads=1, head_size=8, dtype="float16"), KVSpec(num_kv_heads=4, head_size=8, dtype="float16")], 16
@@ -86,7 +94,7 @@ def test_layers_with_latent_vectors_are_a_kind_of_their_own_and_keep_all_pages()
     ("caches", "error", "message"),
     [
         ([StateSpec(num_elements=64, dtype="float32")], ModelError, "recurrent state"),
-        ([None], ModelError, "no layer"),
+        ([], ModelError, "no attention layers"),
         ([KVSpec(num_kv_heads=1, head_size=8, dtype="int4")], ConfigError, "int4"),
         ([spec(0)], ModelError, "window of 0"),
         ([latents("int8")], ConfigError, "latent vectors .* cannot be int8 yet; set cache.dtype to auto"),

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from dovetail.config.resolved import ResolvedConfig, ResolvedDrafter, ResolvedDraftModel, ResolvedSpeculation
-from dovetail.contracts.attention import AttentionBackend, AttentionModule, AttentionSetup
+from dovetail.contracts.attention import AttentionBackend, AttentionModule, AttentionSetup, TransientSpec
 from dovetail.contracts.draft_target import ReadsTopTokens
 from dovetail.contracts.errors import PluginError
 from dovetail.contracts.kv import KVLayout, KVSpec, LatentSpec
@@ -176,6 +176,8 @@ def _load_drafter(
     with torch.inference_mode():
         worker: DraftWorker = plugins.create(drafter.component, setup)
     layers = tuple(worker.attention_layers()) if isinstance(worker, KeepsLayers) else ()
+    if any(isinstance(layer.cache, TransientSpec) for layer in layers):
+        raise PluginError(f"speculative.drafters.{drafter.name}: layers that keep nothing cannot guess what comes next")
     if reasons := against_caches(plugin.__name__, drafter.caches, layers):
         raise PluginError(f"speculative.drafters.{drafter.name}: {'; '.join(reasons)}")
     num_top_tokens = max([_num_top_tokens(plugin, options, setup), *(stage.num_top_tokens for stage in stages)])

@@ -36,7 +36,6 @@ RECORDS = {
         ("NewRequest.trace_context", "00-1-2-01", "workers report no spans yet"),
         ("StepResult.weight_version", 1, "the engine counts the versions, between requests"),
         ("StepResult.kv_events", (STORED,), "the engine publishes no KV events yet"),
-        ("AttentionLayer.causal", False, "no attention backend computes layers whose queries see what follows them"),
         ("AttentionBatch.spans", {0: ((1, 5),)}, "no attention backend reads masks of spans yet"),
     ],
 )

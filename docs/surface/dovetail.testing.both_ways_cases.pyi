@@ -1,0 +1,13 @@
+import torch
+from dataclasses import dataclass
+from dovetail.contracts.attention import AttentionBackend, AttentionBatch
+from dovetail.testing.attention_cases import AttentionCase, CaseShape
+
+
+@dataclass(frozen=True)
+class BothWaysCase(AttentionCase):
+    def batch(self) -> AttentionBatch: ...
+    def run(self, backend: AttentionBackend, kv_cache: torch.Tensor) -> torch.Tensor: ...
+    def filled_cache(self, backend: AttentionBackend, padding: int = 0) -> torch.Tensor: ...
+
+def random_both_ways_case(seed: int, shape: CaseShape) -> BothWaysCase: ...
