@@ -28,11 +28,14 @@ def check_inputs(
     gives_hidden_layers: bool = False,
     skips_layers: bool = False,
     takes_adapters: bool = False,
+    takes_token_types: bool = False,
 ) -> None:
     """Raises `ModelError` for inputs that a model with one axis of positions does not take, and for inputs of another
     stage."""
     if inputs.adapters is not None and not takes_adapters:
         raise ModelError("this model was made without ModelContext.adapters, so ModelInputs.adapters must be None")
+    if inputs.token_types is not None and not takes_token_types:
+        raise ModelError("this model's tokens have no types, so ModelInputs.token_types must be None")
     if inputs.positions.dim() != 1:
         raise ModelError(
             f"this model rotates by one axis, and positions are given for {inputs.positions.shape[0]}; "

@@ -46,8 +46,8 @@ States = tuple[torch.Tensor, torch.Tensor | None]
 """Last hidden states [T, hidden_size], and those between layers that some drafter wants, side by side."""
 ModelPass = Callable[..., States]
 """From int64 [T] token ids and positions to states: one call of `CausalLM.forward`, compiled or not; where some token
-has an adapter, with int32 [T] slots as third argument. Only tensors cross it, so that it can be compiled, captured and
-replayed; the records of the contract are made inside."""
+has an adapter, with int32 [T] slots as third argument, and where tokens have types, with int64 [T] `token_types`. Only
+tensors cross it, so that it can be compiled, captured and replayed; the records of the contract are made inside."""
 
 
 class ForwardPass(ABC):
@@ -75,7 +75,10 @@ class EagerForward(ForwardPass):
 
     def run(self, inputs: StepInputs, ids: torch.Tensor, positions: torch.Tensor) -> States:
         _plan(self._backends, inputs)
-        return self._forward(ids, positions, *_adapter_slots(inputs, ids.device))
+        if inputs.token_types is None:
+            return self._forward(ids, positions, *_adapter_slots(inputs, ids.device))
+        types = on_device(inputs.token_types, ids.device)
+        return self._forward(ids, positions, *_adapter_slots(inputs, ids.device), token_types=types)
 
 
 class RepeatingForward(ForwardPass):
@@ -366,9 +369,17 @@ def model_pass(model: CausalLM, hidden_layers: Sequence[int] = ()) -> ModelPass:
     """A pass that gives the states that enter `hidden_layers` as well, which ascend."""
     layers = tuple(hidden_layers)
 
-    def run(ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor | None = None) -> States:
+    def run(
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor | None = None,
+        token_types: torch.Tensor | None = None,
+    ) -> States:
         adapters = None if slots is None else AdapterRows(slots=slots)
-        outputs = model.forward(ModelInputs(input_ids=ids, positions=positions, layers=layers, adapters=adapters))
+        inputs = ModelInputs(
+            input_ids=ids, positions=positions, layers=layers, adapters=adapters, token_types=token_types
+        )
+        outputs = model.forward(inputs)
         return outputs.hidden, outputs.layer_states
 
     return run

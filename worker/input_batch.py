@@ -49,6 +49,9 @@ class StepInputs:
     adapter_slots: np.ndarray | None = None
     """[T] int32: the slot of each token's low-rank adapter, -1 for none; None where no token has one."""
 
+    token_types: np.ndarray | None = None
+    """[T] int64: the type of each token; None where all are 0."""
+
     def pages_of(self, group: int) -> tuple[np.ndarray, np.ndarray]:
         """Block table and slots of a KV group, for `AttentionBatch`; of `NO_GROUP` empty ones."""
         if group == NO_GROUP:
@@ -79,6 +82,8 @@ class InputBatch:
         self.num_tokens = np.zeros(max_num_seqs, dtype=np.int32)
         self.num_computed = np.zeros(max_num_seqs, dtype=np.int32)
         self.block_tables = [np.zeros((max_num_seqs, num_blocks), dtype=np.int32) for _ in range(num_groups)]
+        self._token_types: dict[int, np.ndarray] = {}
+        """By row, int64: types of the tokens of requests that have any."""
         self.requests: dict[int, BatchRequest] = {}
         """By seq_id."""
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
@@ -90,6 +95,8 @@ class InputBatch:
         self.num_tokens[row] = len(request.token_ids)
         self.num_computed[row] = request.num_computed_tokens
         self.token_ids[row, : len(request.token_ids)] = request.token_ids
+        if request.token_types:
+            self._token_types[row] = np.array(request.token_types, dtype=np.int64)
         for table, blocks in zip(self.block_tables, request.block_ids, strict=True):
             table[row, : len(blocks)] = blocks
             table[row, len(blocks) :] = 0  # the row's last request had others
@@ -99,6 +106,7 @@ class InputBatch:
         entry = self.requests.pop(seq_id, None)
         if entry is not None:
             self._free_rows.append(entry.row)
+            self._token_types.pop(entry.row, None)
 
     def apply(self, plan: StepPlan) -> None:
         """Takes in block changes and new requests. Requests that leave were removed before."""
@@ -170,4 +178,14 @@ class InputBatch:
             num_drafts=num_drafts,
             reaches_end=seq_lens - num_drafts >= self.num_tokens[rows],
             adapter_slots=None if self._adapters is None else self.adapter_slots(plan.seq_ids, counts),
+            token_types=self._types_of(rows, query_start, indices) if self._token_types else None,
         )
+
+    def _types_of(self, rows: np.ndarray, query_start: np.ndarray, indices: np.ndarray) -> np.ndarray:
+        """int64 [T]: the types of the tokens at `indices` of their requests, which are in `rows`."""
+        types = np.zeros_like(indices)
+        for index, row in enumerate(rows.tolist()):
+            if (of_row := self._token_types.get(row)) is not None:
+                tokens = slice(query_start[index], query_start[index + 1])
+                types[tokens] = of_row[indices[tokens]]
+        return types

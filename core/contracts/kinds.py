@@ -36,7 +36,7 @@ KINDS: dict[str, Kind] = {
         Kind(
             "executor",
             "dovetail.contracts.executor:Executor",
-            ContractVersion(1, 1),
+            ContractVersion(1, 2),
             "where workers run and how steps reach them",
             "dovetail.contracts.executor:ExecutorNeed",
         ),
@@ -57,7 +57,7 @@ KINDS: dict[str, Kind] = {
         Kind(
             "model_family",
             "dovetail.contracts.model:ModelFamily",
-            ContractVersion(1, 5),
+            ContractVersion(1, 6),
             "a config to a module that calls attention",
             "dovetail.contracts.model:ModelNeed",
         ),

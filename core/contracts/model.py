@@ -241,6 +241,9 @@ class ModelInputs:
     adapters: AdapterRows | None = None
     """The adapter of each token; None: no token has one. The host sets it only for modules that were made with
     `ModelContext.adapters`; others raise `ModelError`."""
+    token_types: torch.Tensor | None = None
+    """int64 [T]: the type of each token, which tells the two texts of a pair apart (BERT's segments); None: all are 0.
+    The host sets it only for models with `ModelSize.num_token_types`."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -315,6 +318,8 @@ class ModelSize:
     """Whether the attention layers are not causal and keep nothing (`AttentionLayer.causal`). Such a model has hidden
     states and no logits: it computes whole prompts, and generates nothing. `vocab_size` is then the number of token
     ids that it embeds."""
+    num_token_types: int = 0
+    """Number of token types (`ModelInputs.token_types`); 0: tokens have none."""
 
     def cache(self, dtype: str, tensor_parallel: int = 1) -> KVSpec:
         """Returns what each attention layer caches on one of `tensor_parallel` ranks, in pages of `dtype`, as far as

@@ -76,6 +76,8 @@ class NewRequest:
     """Reserved: the `traceparent` of W3C Trace Context, under which workers report their spans."""
     prediction: tuple[int, ...] = field(default=(), kw_only=True)
     """Token ids of `SamplingParams.prediction`."""
+    token_types: tuple[int, ...] = field(default=(), kw_only=True)
+    """The type of each token (`ModelInputs.token_types`); empty: all are 0."""
 
     def __post_init__(self) -> None:
         refuse_reserved(

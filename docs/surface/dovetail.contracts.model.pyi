@@ -92,6 +92,7 @@ class ModelInputs:
     layers: tuple[int, ...] = ()
     skipped_layers: frozenset[int] = frozenset()
     adapters: AdapterRows | None = None
+    token_types: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -122,6 +123,7 @@ class ModelSize:
     max_model_len: int
     latent_size: int = 0
     is_encoder: bool = False
+    num_token_types: int = 0
     def cache(self, dtype: str, tensor_parallel: int = 1) -> KVSpec: ...
 
 

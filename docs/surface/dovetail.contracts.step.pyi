@@ -38,6 +38,7 @@ class NewRequest:
     grammar: OutputGrammar | None = field(default=None, kw_only=True)
     trace_context: str | None = field(default=None, kw_only=True)
     prediction: tuple[int, ...] = field(default=(), kw_only=True)
+    token_types: tuple[int, ...] = field(default=(), kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ def check_inputs(
     gives_hidden_layers: bool = False,
     skips_layers: bool = False,
     takes_adapters: bool = False,
+    takes_token_types: bool = False,
 ) -> None: ...
 def check_whole(context: ModelContext, family: str) -> None: ...
 

@@ -11,8 +11,11 @@ _MIN_BATCHED_TOKENS = 2048
 _LONG_PROMPT_SHARE = 0.04
 
 
-def choose_max_model_len(state: Resolution, size: ModelSize, kv_tokens: int | None) -> int:
-    """Longest sequence: what is asked, or the model's own, at most what the KV memory holds (`kv_tokens`)."""
+def choose_max_model_len(
+    state: Resolution, size: ModelSize, kv_tokens: int | None, trained: tuple[int, str] | None = None
+) -> int:
+    """Longest sequence: what is asked, or the model's own, at most what the KV memory holds (`kv_tokens`), and what an
+    encoder was `trained` for: the length, and the file that says so."""
     asked = state.config.model.max_model_len
     own = size.max_model_len
     if asked is not None:
@@ -31,6 +34,11 @@ def choose_max_model_len(state: Resolution, size: ModelSize, kv_tokens: int | No
         reason = f"the KV memory holds {kv_tokens} tokens; the model has {own} positions"
         state.decide("model.max_model_len", kv_tokens, reason)
         return kv_tokens
+    if trained is not None and trained[0] < own:
+        length, file = trained
+        reason = f"max_seq_length of {file}: what the model was trained to embed; it has {own} positions"
+        state.decide("model.max_model_len", length, reason)
+        return length
     state.decide("model.max_model_len", own, "the model's positions")
     return own
 

@@ -25,6 +25,7 @@ from dovetail.engine.resolving.lora import settle_lora
 from dovetail.engine.resolving.model import ChosenModel, choose_model
 from dovetail.engine.resolving.operators import choose_operators
 from dovetail.engine.resolving.resolution import Resolution
+from dovetail.engine.resolving.sentence import trained_length
 from dovetail.engine.resolving.slots import ATTENTION, PROCESSOR, SCHEDULER, TELEMETRY
 from dovetail.engine.resolving.source import refuse_missing_model
 from dovetail.engine.resolving.speculation import choose_speculation, note_lengths
@@ -90,7 +91,8 @@ def run_rules(state: Resolution) -> ResolvedConfig:
     per_token = kv_bytes_per_token(model.size, cache.dtype, config.executor.tensor_parallel)
     per_token += sum(drafter.bytes_per_token for drafter in drafters)
     refuse_more_than_host(state, cache, per_token)
-    max_model_len = choose_max_model_len(state, model.size, kv_capacity(cache, per_token))
+    trained = trained_length(model.files.path) if model.size.is_encoder else None
+    max_model_len = choose_max_model_len(state, model.size, kv_capacity(cache, per_token), trained)
     note_lengths(state, drafters, max_model_len)
     limits = set_limits(state, max_model_len, whole_prompts=model.size.is_encoder)
     executor = settle_executor(state, found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -52,7 +53,7 @@ _RULES = WeightRules(
 class BertFamily(ModelFamily):
     """Encoders with post-norm layers, learned positions and token types (Devlin et al. 2018, arXiv 1810.04805)."""
 
-    contract = (1, 5)
+    contract = (1, 6)
     capabilities = ModelCapabilities(tensor_parallel=None, quantization=True, batch_invariant=True)
     stability = "provisional"
     preference: ClassVar[int] = 10
@@ -65,7 +66,8 @@ class BertFamily(ModelFamily):
 
     def size(self, config: Mapping[str, Any]) -> ModelSize:
         """Counted from the module's own blocks."""
-        return planned_size(create, config, int(required(config, "max_position_embeddings")) - _first_position(config))
+        positions = int(required(config, "max_position_embeddings")) - _first_position(config)
+        return replace(planned_size(create, config, positions), num_token_types=_num_types(config))
 
     def create(self, config: Mapping[str, Any], context: ModelContext) -> CausalLM:
         """Builds the encoder for config's architecture."""
@@ -91,6 +93,10 @@ def _first_position(config: Config) -> int:
     """Row of the position table that the first token gets: RoBERTa counts from behind the padding token's id."""
     is_roberta = required(config, "architectures")[0] in _ROBERTA
     return int(config.get("pad_token_id") or 0) + 1 if is_roberta else 0
+
+
+def _num_types(config: Config) -> int:
+    return int(config.get("type_vocab_size") or 2)
 
 
 class Table(WeightHolder):
@@ -156,8 +162,7 @@ class BertEncoder(torch.nn.Module):
         vocab_size, positions = int(required(config, "vocab_size")), int(required(config, "max_position_embeddings"))
         self.words = VocabEmbedding(context, f"{table}.word_embeddings", vocab_size, hidden_size)
         self.positions = Table(context, f"{table}.position_embeddings", positions, hidden_size)
-        num_types = int(config.get("type_vocab_size") or 2)
-        self.types = Table(context, f"{table}.token_type_embeddings", num_types, hidden_size)
+        self.types = Table(context, f"{table}.token_type_embeddings", _num_types(config), hidden_size)
         self.norm = LayerNorm(context, f"{table}.LayerNorm", hidden_size, float(config.get("layer_norm_eps") or 1e-12))
         num_layers = int(required(config, "num_hidden_layers"))
         self.layers = torch.nn.ModuleList(
@@ -172,12 +177,13 @@ class BertEncoder(torch.nn.Module):
 
     def forward(self, inputs: ModelInputs) -> ModelOutputs:
         """As `CausalLM.forward`."""
-        check_inputs(inputs)
+        check_inputs(inputs, takes_token_types=True)
+        types = self.types.weight[0] if inputs.token_types is None else self.types(inputs.token_types)
         x = inputs.embeddings
         if x is None:
             assert inputs.input_ids is not None  # check_inputs saw to it
             x = self.embed(inputs.input_ids)
-        x = self.norm(x + self.positions(inputs.positions + self._first_position) + self.types.weight[0])
+        x = self.norm(x + self.positions(inputs.positions + self._first_position) + types)
         for layer in self.layers:
             x = layer(x)
         return ModelOutputs(hidden=x)

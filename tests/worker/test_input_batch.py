@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from dovetail.contracts.sampling import SamplingParams
@@ -33,3 +35,15 @@ def test_a_row_shows_no_blocks_of_the_request_that_had_it_before() -> None:
     first, second = batch.prepare(plan).block_tables
     np.testing.assert_array_equal(first, [[31, 0, 0, 0, 0], [32, 33, 34, 35, 36]])
     np.testing.assert_array_equal(second, [[41, 0, 0, 0, 0], [0, 0, 0, 42, 43]])
+
+
+def test_tokens_have_types_where_some_request_of_the_step_has_any() -> None:
+    """A row that changes hands keeps none."""
+    batch = InputBatch(max_num_seqs=2, max_model_len=32, block_size=BLOCK, num_groups=0, max_ahead=0)
+    pair = step(replace(request(1, num_tokens=4), token_types=(0, 0, 1, 1)), request(2, num_tokens=3))
+    batch.apply(pair)
+    np.testing.assert_array_equal(batch.prepare(pair).token_types, [0, 0, 1, 1, 0, 0, 0])
+    batch.remove(1)
+    plain = step(request(3, num_tokens=4))
+    batch.apply(plain)
+    assert batch.prepare(plain).token_types is None

@@ -73,6 +73,20 @@ def test_a_step_that_cannot_hold_the_longest_prompt_is_refused(resolved: Resolve
     assert resolved(scheduler=limits, model={"max_model_len": 100}).limits.max_num_batched_tokens == 100
 
 
+@pytest.mark.parametrize(("asked", "length"), [(None, 64), (200, 200)])
+def test_texts_are_as_long_as_the_model_was_trained_for(
+    resolved: Resolve, encoder_dir: Path, decision: Any, asked: int | None, length: int
+) -> None:
+    """By the file of sentence-transformers, unless the config says otherwise."""
+    file = encoder_dir / "sentence_bert_config.json"
+    file.write_text('{"max_seq_length": 64, "do_lower_case": false}')
+    config = resolved(model={"max_model_len": asked})
+    assert config.model.max_model_len == length
+    if asked is None:
+        assert "max_seq_length of sentence_bert_config.json" in decision(config, "model.max_model_len").reason
+    file.unlink()
+
+
 def test_adapters_are_refused(resolved: Resolve) -> None:
     with pytest.raises(Exception, match="applies no adapters"):
         resolved(lora={"enabled": True})

@@ -80,6 +80,18 @@ def test_states_equal_those_of_transformers(
         torch.testing.assert_close(actual, expected(one[2], prompt), rtol=0, atol=2e-5)
 
 
+def test_token_types_tell_the_texts_of_a_pair_apart(encoder: Any) -> None:
+    """The second prompt of the step is no pair."""
+    one, types = encoder(), [0, 0, 1, 1, 1]
+    model = harness(one)
+    inputs = model.plan([(0, PROMPTS[0], 0), (1, PROMPTS[3], 0)])
+    with torch.inference_mode():
+        hidden = model.model.forward(replace(inputs, token_types=torch.tensor(types + [0] * 5))).hidden
+        pair = one[2](torch.tensor([PROMPTS[0]]), token_type_ids=torch.tensor([types])).last_hidden_state[0]
+    torch.testing.assert_close(hidden[:5], pair, rtol=0, atol=2e-5)
+    torch.testing.assert_close(hidden[5:], expected(one[2], PROMPTS[3]), rtol=0, atol=2e-5)
+
+
 def test_a_prompt_is_what_it_is_alone(encoder: Any) -> None:
     model = harness(encoder())
     together = states(model, PROMPTS)
