@@ -28,6 +28,7 @@ def engine_facts(
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
         max_logprobs=model.max_logprobs,
+        logprobs_mode=model.logprobs_mode,
         max_completions=model.max_completions,
         scheduler=config.scheduler.name,
         has_priorities=scheduler.capabilities.priorities,

@@ -134,6 +134,8 @@ class InputProcessor:
         self._check_min_tokens(params.min_tokens, len(token_ids))
         if params.best_of is not None and params.best_of > params.n and params.logprobs is None:
             params = replace(params, logprobs=0)  # ranking needs the cumulative log probability
+        if params.logprobs is not None and params.logprobs_mode is None:
+            params = replace(params, logprobs_mode=self._facts.logprobs_mode)
         limit = self._facts.max_model_len
         if params.max_tokens is not None:
             limit = min(limit, len(token_ids) + params.max_tokens)

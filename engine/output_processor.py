@@ -223,10 +223,11 @@ class OutputProcessor:
                 completion.accepted_spans += spans
 
     def _position(self, entry: TokenLogprobs, shows_text: bool) -> PositionLogprobs:
-        position = {entry.token_id: Logprob(entry.logprob, entry.rank, self._decoded(entry.token_id, shows_text))}
+        text, mass = self._decoded(entry.token_id, shows_text), entry.surviving_mass
+        position = {entry.token_id: Logprob(entry.logprob, entry.rank, text, mass)}
         for rank, (token, logprob) in enumerate(zip(entry.top_ids, entry.top_logprobs, strict=True), 1):
             if token not in position:
-                position[token] = Logprob(logprob, rank, self._decoded(token, shows_text))
+                position[token] = Logprob(logprob, rank, self._decoded(token, shows_text), mass)
         return position
 
     def _decoded(self, token: int, shows_text: bool) -> str | None:

@@ -190,6 +190,16 @@ _SCHEDULER = (
     works("long_prefill_token_threshold", "int", "scheduler.long_prefill_token_threshold"),
     works("max_num_seqs", "int", "scheduler.max_num_seqs"),
     works("max_logprobs", "int", "model.max_logprobs"),
+    works(
+        "logprobs_mode",
+        "str",
+        "model.logprobs_mode",
+        "`raw_logprobs`, `processed_logprobs`; by request too (`SamplingParams.logprobs_mode`)",
+        refuses=dict.fromkeys(
+            ("raw_logits", "processed_logits"),
+            "logits are not reported: ask for raw_logprobs or processed_logprobs, which differ from them by a constant",
+        ),
+    ),
     refused(
         "disable_log_stats",
         "switch",

@@ -57,13 +57,6 @@ LATER_NAMES: tuple[ForeignName, ...] = (
         False,
     ),
     works("kv_cache_memory_bytes", "int", "cache.memory_gib", "bytes; the key counts GiB", factor=2.0**-30),
-    planned(
-        "logprobs_mode",
-        "str",
-        "log probabilities are those of the raw distribution",
-        "apply temperature and masks to them in your program",
-        "raw_logprobs",
-    ),
     refused(
         "hf_token", "str", "the hub's own client keeps it", "run `hf auth login`, or set the variable HF_TOKEN", False
     ),

@@ -27,7 +27,8 @@ from dovetail.worker.input_batch import InputBatch, StepInputs
 from dovetail.worker.overlap.deferred import DeferredSteps
 from dovetail.worker.sampling.grammar_compiler import GrammarCompiler
 from dovetail.worker.sampling.grammar_masks import NO_DRAFT
-from dovetail.worker.sampling.sampler import Sampler, token_logprobs
+from dovetail.worker.sampling.logprobs import token_logprobs
+from dovetail.worker.sampling.sampler import Sampler
 
 # Those that speculate are imported where they are created: most starts need none.
 if TYPE_CHECKING:

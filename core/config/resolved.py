@@ -11,6 +11,7 @@ from dovetail.contracts.grammar import GrammarLimits
 from dovetail.contracts.kv import KVSpec
 from dovetail.contracts.model import ModelSize
 from dovetail.contracts.quantization import QuantizationNeed
+from dovetail.contracts.sampling import RAW_LOGPROBS
 from dovetail.contracts.scheduler import SchedulerLimits
 from dovetail.contracts.speculation import DraftCapabilities
 from dovetail.contracts.telemetry import ExperimentDescription
@@ -67,6 +68,8 @@ class ResolvedModel:
     """Formats of the checkpoint's packed tensors, where the choice of a quantization method asked for them."""
     packed_cache_gib: float = 0.0
     """Room on disk for packed weights."""
+    logprobs_mode: str = RAW_LOGPROBS
+    """Of requests that name none."""
     max_completions: int = 1024
     """Most completions, or beams, of one request."""
     chat_template: str | None = None

@@ -106,6 +106,11 @@ class ModelSection(Section):
     max_logprobs: int = Field(
         default=20, ge=-1, description="Most alternatives a request may ask for; -1: the vocabulary"
     )
+    logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] = Field(
+        default="raw_logprobs",
+        description="Log probabilities of requests that do not say which: of the model, or of the distribution that "
+        "tokens are drawn from",
+    )
     max_completions: int = Field(
         default=1024, ge=1, description="Most completions (n, best_of) or beams that a request may ask for"
     )

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from dovetail.contracts.lora import LoadedLoRA, LoRARequest
 from dovetail.contracts.outputs import RequestOutput
 from dovetail.contracts.prompts import ChatPrompt, Prompt
-from dovetail.contracts.sampling import SamplingParams
+from dovetail.contracts.sampling import RAW_LOGPROBS, SamplingParams
 from dovetail.contracts.telemetry import Exposition, RequestStats
 
 
@@ -71,6 +71,8 @@ class EngineFacts:
     eos_token_ids: tuple[int, ...]
     max_logprobs: int
     """Most alternatives a request may ask for; -1: the vocabulary."""
+    logprobs_mode: str = RAW_LOGPROBS
+    """`SamplingParams.logprobs_mode` of requests that name none."""
     max_completions: int
     """Most completions (n, best_of) of a request."""
     scheduler: str

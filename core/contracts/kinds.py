@@ -36,7 +36,7 @@ KINDS: dict[str, Kind] = {
         Kind(
             "executor",
             "dovetail.contracts.executor:Executor",
-            ContractVersion(1, 2),
+            ContractVersion(1, 3),
             "where workers run and how steps reach them",
             "dovetail.contracts.executor:ExecutorNeed",
         ),
@@ -83,7 +83,12 @@ KINDS: dict[str, Kind] = {
             "the small operators between linear layers",
             "dovetail.contracts.operators:OperatorsNeed",
         ),
-        Kind("logits_processor", "dovetail.contracts.logits:LogitsProcessor", _V1, "what may be sampled"),
+        Kind(
+            "logits_processor",
+            "dovetail.contracts.logits:LogitsProcessor",
+            ContractVersion(1, 1),
+            "what may be sampled",
+        ),
         Kind(
             "grammar",
             "dovetail.contracts.grammar:Grammar",
@@ -94,14 +99,14 @@ KINDS: dict[str, Kind] = {
         Kind(
             "draft_worker",
             "dovetail.contracts.speculation:DraftWorker",
-            ContractVersion(1, 1),
+            ContractVersion(1, 2),
             "guessed tokens, chain or tree",
             "dovetail.contracts.speculation:SpeculationNeed",
         ),
         Kind(
             "acceptance_rule",
             "dovetail.contracts.speculation:AcceptanceRule",
-            ContractVersion(1, 1),
+            ContractVersion(1, 2),
             "which drafts are accepted",
             "dovetail.contracts.speculation:AcceptanceNeed",
         ),
@@ -112,7 +117,7 @@ KINDS: dict[str, Kind] = {
             "how many drafts are asked for and verified",
             "dovetail.contracts.draft_length:LengthNeed",
         ),
-        Kind("route", "dovetail.contracts.route:Route", ContractVersion(1, 2), "endpoints of the server"),
+        Kind("route", "dovetail.contracts.route:Route", ContractVersion(1, 3), "endpoints of the server"),
         Kind(
             "dialect",
             "dovetail.contracts.dialect:Dialect",

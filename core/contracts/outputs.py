@@ -11,13 +11,18 @@ from dovetail.contracts.lora import LoRARequest
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """Log probability of one token under the raw distribution (before temperature, penalties and masks)."""
+    """Log probability of one token under the distribution that `SamplingParams.logprobs_mode` names: the raw one
+    (before temperature, penalties and masks) unless processed ones were asked for."""
 
     logprob: float
     rank: int
     """1 for the most likely token of the vocabulary."""
     decoded_token: str | None = None
     """Its text; None without a tokenizer, and with `detokenize=False`."""
+    surviving_mass: float | None = None
+    """At this position, the probability of all tokens that min_p, top_k and top_p kept, after temperature and before
+    they cut: logprob + log(surviving_mass) is the log probability without truncation. Above 0, at most 1. None for raw
+    log probabilities."""
 
 
 Span = tuple[int, int]

@@ -87,7 +87,12 @@ class SamplingParams:
     allowed_token_ids: list[int] | tuple[int, ...] | None = None
     logprobs: int | None = None
     """Number of alternatives reported per token with the sampled one, from the raw distribution (before temperature,
-    penalties and masks). 0: only the sampled token. -1: the whole vocabulary."""
+    penalties and masks; see `logprobs_mode`). 0: only the sampled token. -1: the whole vocabulary."""
+    logprobs_mode: str | None = None
+    """Whose log probabilities `logprobs` reports: "raw_logprobs" of the model, or "processed_logprobs" of the
+    distribution that tokens are drawn from (after penalties, masks, temperature, min_p, top_k and top_p), with the mass
+    that the truncation left (`Logprob.surviving_mass`). None: the config's `model.logprobs_mode`. `prompt_logprobs` are
+    always raw: prompts are not sampled."""
     prompt_logprobs: int | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
@@ -192,6 +197,9 @@ _LARGEST = (1 << 31) - 1
 
 _MAX_LENGTH_PENALTY = 10
 
+RAW_LOGPROBS, PROCESSED_LOGPROBS = "raw_logprobs", "processed_logprobs"
+"""Values of `logprobs_mode`; the names are vLLM's."""
+
 _FLOAT32_MIN, _FLOAT32_MAX = 1e-30, 1e30
 """Range of factors of logits, so that they and their products stay within float32."""
 
@@ -293,6 +301,7 @@ def _check_sampling_params(p: SamplingParams) -> None:
         _require("max_tokens", p.max_tokens, p.max_tokens >= 1, "at least 1, or None for the model's length")
         _require("min_tokens", p.min_tokens, p.min_tokens <= p.max_tokens, f"at most max_tokens ({p.max_tokens})")
     _require("logprobs", p.logprobs, p.logprobs is None or p.logprobs >= -1, "None, -1 (all) or at least 0")
+    _check_logprobs_mode(p)
     _require(
         "prompt_logprobs",
         p.prompt_logprobs,
@@ -318,3 +327,13 @@ def _check_sampling_params(p: SamplingParams) -> None:
             isinstance(bias, Real) and -100 <= bias <= 100 for bias in p.logit_bias.values()
         )
         _require("logit_bias", p.logit_bias, holds, "a mapping of token id to a bias in [-100, 100]")
+
+
+def _check_logprobs_mode(p: SamplingParams) -> None:
+    modes = (RAW_LOGPROBS, PROCESSED_LOGPROBS)
+    _require("logprobs_mode", p.logprobs_mode, p.logprobs_mode in (None, *modes), f"None, {' or '.join(modes)}")
+    if p.logprobs_mode is not None and p.logprobs is None:
+        raise RequestError(
+            f"logprobs_mode is {p.logprobs_mode!r} and logprobs are not asked for: set logprobs (0: the"
+            " sampled token alone), or leave logprobs_mode out"
+        )

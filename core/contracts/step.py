@@ -134,7 +134,7 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Raw log probabilities at one position."""
+    """Log probabilities at one position, of the distribution that the request's `logprobs_mode` names."""
 
     token_id: int
     logprob: float
@@ -143,6 +143,8 @@ class TokenLogprobs:
     """1 for the most likely token of the vocabulary."""
     top_ids: list[int]
     top_logprobs: list[float]
+    surviving_mass: float | None = None
+    """Of processed log probabilities, as in `Logprob`; None: they are raw."""
 
 
 @dataclass(frozen=True, slots=True)

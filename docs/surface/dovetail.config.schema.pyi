@@ -29,6 +29,7 @@ class ModelSection(Section):
     max_model_len: int | None = Field(default=None, ge=1)
     seed: int = Field(default=0, ge=0)
     max_logprobs: int = Field(default=20, ge=-1)
+    logprobs_mode: Literal['raw_logprobs', 'processed_logprobs'] = 'raw_logprobs'
     max_completions: int = Field(default=1024, ge=1)
     hf_overrides: dict[str, Any] = Field(default_factory=dict)
     family: ComponentSection = ComponentSection()

@@ -3,7 +3,7 @@ from dataclasses import dataclass, field
 from dovetail.contracts.lora import LoRARequest, LoadedLoRA
 from dovetail.contracts.outputs import RequestOutput
 from dovetail.contracts.prompts import ChatPrompt, Prompt
-from dovetail.contracts.sampling import SamplingParams
+from dovetail.contracts.sampling import RAW_LOGPROBS, SamplingParams
 from dovetail.contracts.telemetry import Exposition, RequestStats
 from typing import Any, Protocol
 
@@ -37,6 +37,7 @@ class EngineFacts:
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     max_logprobs: int
+    logprobs_mode: str = RAW_LOGPROBS
     max_completions: int
     scheduler: str
     has_priorities: bool

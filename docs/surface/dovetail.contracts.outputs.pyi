@@ -9,6 +9,7 @@ class Logprob:
     logprob: float
     rank: int
     decoded_token: str | None = None
+    surviving_mass: float | None = None
 
 Span = tuple[int, int]
 PositionLogprobs = dict[int, Logprob]

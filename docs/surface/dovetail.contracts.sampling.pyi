@@ -28,6 +28,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: list[int] | tuple[int, ...] | None = None
     logprobs: int | None = None
+    logprobs_mode: str | None = None
     prompt_logprobs: int | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True

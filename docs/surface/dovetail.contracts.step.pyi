@@ -72,6 +72,7 @@ class TokenLogprobs:
     rank: int
     top_ids: list[int]
     top_logprobs: list[float]
+    surviving_mass: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

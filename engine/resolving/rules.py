@@ -157,6 +157,7 @@ def _resolved_model(state: Resolution, model: ChosenModel, max_model_len: int) -
         tokenizer_mode=section.tokenizer_mode,
         seed=section.seed,
         max_logprobs=section.max_logprobs,
+        logprobs_mode=section.logprobs_mode,
         packed_formats=model.packed_formats,
         packed_cache_gib=section.packed_cache_gib,
         max_completions=section.max_completions,

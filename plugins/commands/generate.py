@@ -18,6 +18,7 @@ from dovetail.commands.sampling import refuse_unseen, sampling_params
 from dovetail.commands.streaming import print_rates, print_speculation, stream
 from dovetail.contracts.command import Command
 from dovetail.contracts.errors import RequestError
+from dovetail.contracts.outputs import Logprob
 from dovetail.contracts.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -165,9 +166,14 @@ def _logprobs(output: RequestOutput) -> dict[str, Any]:
 
 def _positions(positions: Sequence[PositionLogprobs | None]) -> list[list[dict[str, Any]] | None]:
     return [
-        None if position is None else [{"token_id": token, **asdict(found)} for token, found in position.items()]
+        None if position is None else [{"token_id": token, **_entry(found)} for token, found in position.items()]
         for position in positions
     ]
+
+
+def _entry(found: Logprob) -> dict[str, Any]:
+    """Raw log probabilities have no mass."""
+    return {name: value for name, value in asdict(found).items() if name != "surviving_mass" or value is not None}
 
 
 def _prompts(given: list[str], file: Path | None) -> Iterator[Any]:

@@ -55,6 +55,7 @@ class SamplingFields(FormFields, kw_only=True):
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
     prompt_logprobs: int | None = None
+    logprobs_mode: str | None = None
     skip_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
     speculation: str | None = None

@@ -22,6 +22,7 @@ ROWS = re.findall(r"^\| `(--[a-z0-9-]+)` \| (.*?) \| (\w+)", PAGE.partition(BEGI
 
 _VALUES = {"str": "x", "strs": "x", "int": "1", "float": "0.5", "json": "{}"}
 _OWN_VALUES = {
+    "--logprobs-mode": "processed_logprobs",
     "--tokenizer-mode": "slow",
     "--dtype": "half",
     "--kv-cache-dtype": "fp8",

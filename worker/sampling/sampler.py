@@ -4,7 +4,7 @@ logits [N, vocab_size]
   -> edits     grammars, masks, biases, penalties and logits processors, for requests that ask for them
   -> draw      the most likely token of greedy rows; temperature, min_p, top_k, top_p and a draw for others
        <- streams    one random number per row, a function of seed and position
-  -> SampleOutput: token ids, log probabilities of the raw logits, failures
+  -> SampleOutput: token ids, log probabilities (`logprobs`), failures
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.logits import LogitsProcessor
 from dovetail.contracts.operators import Operators
-from dovetail.contracts.sampling import SamplingParams
+from dovetail.contracts.sampling import PROCESSED_LOGPROBS, SamplingParams
 from dovetail.contracts.step import NewRequest, TokenLogprobs
 from dovetail.nn.host_copies import on_device
 from dovetail.nn.operators import torch_operators
@@ -29,6 +28,7 @@ from dovetail.worker.sampling.draw import BatchParams, DrawParams, draw_tokens
 from dovetail.worker.sampling.edits import Edits
 from dovetail.worker.sampling.grammar_compiler import GrammarCompiler
 from dovetail.worker.sampling.grammar_masks import GrammarMasks, Paths
+from dovetail.worker.sampling.logprobs import processed_logprobs, token_logprobs
 from dovetail.worker.sampling.streams import UInt64Array
 
 NOTHING_LEFT = (
@@ -36,8 +36,6 @@ NOTHING_LEFT = (
     "processors together mask the whole vocabulary; relax one of them"
 )
 NOT_FINITE = "the model's logits hold NaN or infinity; its weights may be damaged, or overflow in this dtype"
-_LOGPROB_ROWS = 32
-"""At a time: bounds the temporaries, of which there are three of the vocabulary's size per row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +83,8 @@ class Sampler:
         # By seq_id, only requests that are not plain greedy ones: a step of greedy requests looks at empty containers.
         self._drawn: set[int] = set()
         self._num_logprobs: dict[int, int] = {}
+        self._processed: set[int] = set()
+        """Of these, requests whose log probabilities are those of the distribution that is drawn from."""
         self._errors: dict[int, str] = {}
         """Why requests cannot be served; reported when their first token is due."""
 
@@ -107,6 +107,8 @@ class Sampler:
             self._drawn.add(seq_id)
         if sampling.logprobs is not None:
             self._num_logprobs[seq_id] = sampling.logprobs
+            if sampling.logprobs_mode == PROCESSED_LOGPROBS:
+                self._processed.add(seq_id)
 
     def remove(self, seq_id: int) -> None:
         """A request leaves, finished or preempted; unknown ones are passed over."""
@@ -115,6 +117,7 @@ class Sampler:
             self._free_slots.append(request.slot)
             self._drawn.discard(seq_id)
             self._num_logprobs.pop(seq_id, None)
+            self._processed.discard(seq_id)
             self._errors.pop(seq_id, None)
             self._edits.remove(seq_id)
 
@@ -147,7 +150,7 @@ class Sampler:
         for row, seq_id in enumerate(seq_ids):
             if row not in output.failed:
                 self._edits.append(seq_id, (int(output.token_ids[row]),))
-        return SampleOutput(output.token_ids, self._logprobs(logits, seq_ids, output), output.failed)
+        return SampleOutput(output.token_ids, self._logprobs(logits, edited, seq_ids, output), output.failed)
 
     def can_defer(self, seq_ids: Sequence[int]) -> bool:
         """Whether the device can draw the next tokens, with `draw_params`, `draw` and `sample_output`: no request needs
@@ -203,27 +206,58 @@ class Sampler:
         return edited, failed | errors
 
     def row_logprobs(
-        self, logits: Tensor, rows: Sequence[int], seq_id: int, token_ids: Sequence[int]
+        self, logits: Tensor, edited: Tensor, rows: Sequence[int], seq_id: int, token_ids: Sequence[int]
     ) -> list[TokenLogprobs]:
-        """Log probabilities of tokens that one request got, if it wants any; each is scored by its raw logits."""
+        """Log probabilities of tokens that one request got, one in each of `rows`, if it wants any.
+
+        Args:
+            logits: [M, vocab_size], raw.
+            edited: the same after `edited`.
+            rows: of both.
+            seq_id: the request.
+            token_ids: what it got.
+        """
         num_top = self._num_logprobs.get(seq_id)
         if num_top is None:
             return []
-        return token_logprobs(logits[list(rows)], np.array(token_ids, dtype=np.int64), num_top)
+        tokens = np.array(token_ids, dtype=np.int64)
+        if seq_id not in self._processed:
+            return token_logprobs(logits[list(rows)], tokens, num_top)
+        params = self.draw_params([seq_id] * len(rows), None)
+        return processed_logprobs(edited[list(rows)], params, tokens, num_top)
 
     def _slots(self, seq_ids: Sequence[int]) -> NDArray[np.int64]:
         requests = self._requests
         return np.array([requests[seq_id].slot for seq_id in seq_ids], dtype=np.int64)
 
-    def _logprobs(self, logits: Tensor, seq_ids: Sequence[int], output: SampleOutput) -> dict[int, TokenLogprobs]:
+    def _logprobs(
+        self, logits: Tensor, edited: Tensor, seq_ids: Sequence[int], output: SampleOutput
+    ) -> dict[int, TokenLogprobs]:
         counts = self._num_logprobs
         rows = [row for row, seq_id in enumerate(seq_ids) if seq_id in counts and row not in output.failed]
+        if not self._processed:
+            return self._raw(logits, seq_ids, rows, output.token_ids)
+        processed = [row for row in rows if seq_ids[row] in self._processed]
+        raw = [row for row in rows if seq_ids[row] not in self._processed]
+        found = self._raw(logits, seq_ids, raw, output.token_ids)
+        if processed:
+            indices, tokens = np.array(processed, dtype=np.int64), output.token_ids[processed]
+            own = [seq_ids[row] for row in processed]
+            num_top = np.array([counts[seq_id] for seq_id in own], dtype=np.int64)
+            selected = edited[on_device(indices, edited.device)]
+            entries = processed_logprobs(selected, self.draw_params(own, None), tokens, num_top)
+            found |= zip(processed, entries, strict=True)
+        return found
+
+    def _raw(
+        self, logits: Tensor, seq_ids: Sequence[int], rows: Sequence[int], token_ids: NDArray[np.int64]
+    ) -> dict[int, TokenLogprobs]:
         if not rows:
             return {}
         indices = np.array(rows, dtype=np.int64)
         wanted = logits if len(rows) == len(seq_ids) else logits[on_device(indices, logits.device)]
-        num_top = np.array([counts[seq_ids[row]] for row in rows], dtype=np.int64)
-        return dict(zip(rows, token_logprobs(wanted, output.token_ids[rows], num_top), strict=True))
+        num_top = np.array([self._num_logprobs[seq_ids[row]] for row in rows], dtype=np.int64)
+        return dict(zip(rows, token_logprobs(wanted, token_ids[indices], num_top), strict=True))
 
 
 def sample_output(
@@ -245,41 +279,3 @@ def unusable(highest: NDArray[np.float32]) -> dict[int, str]:
     if is_finite.all():
         return {}
     return {int(row): NOTHING_LEFT if highest[row] == -np.inf else NOT_FINITE for row in np.flatnonzero(~is_finite)}
-
-
-def token_logprobs(
-    logits: Tensor, token_ids: NDArray[np.int64], num_top: NDArray[np.int64] | int
-) -> list[TokenLogprobs]:
-    """The log probability and rank of one token per row, and the most likely tokens: of the raw distribution, before
-    any mask, penalty or temperature.
-
-    Args:
-        logits: [n, vocab_size], any float type; the softmax is taken in float32.
-        token_ids: int64 [n], the output tokens.
-        num_top: alternatives reported for each row; -1: the whole vocabulary.
-
-    Returns:
-        One entry per row, alternatives by falling probability. A token's rank is 1 plus the number of tokens that are
-        strictly more likely.
-    """
-    wanted = np.broadcast_to(np.asarray(num_top, dtype=np.int64), token_ids.shape)
-    entries: dict[int, TokenLogprobs] = {}
-    for count in np.unique(wanted):
-        rows = np.flatnonzero(wanted == count)
-        for start in range(0, len(rows), _LOGPROB_ROWS):
-            part = rows[start : start + _LOGPROB_ROWS]
-            selected = logits[on_device(part, logits.device)]
-            entries |= zip(part.tolist(), _entries(selected, token_ids[part], int(count)), strict=True)
-    return [entries[row] for row in range(len(token_ids))]
-
-
-def _entries(logits: Tensor, token_ids: NDArray[np.int64], num_top: int) -> list[TokenLogprobs]:
-    log_probs = logits.float().log_softmax(-1)
-    chosen = log_probs.gather(1, on_device(token_ids, log_probs.device)[:, None])
-    # Counted as floats (exact below 2**24), which CPUs sum much faster than booleans.
-    is_higher = torch.gt(log_probs, chosen, out=torch.empty_like(log_probs))
-    ranks = is_higher.sum(-1).long() + 1
-    vocab_size = log_probs.shape[1]
-    top = log_probs.topk(vocab_size if num_top < 0 else min(num_top, vocab_size), dim=-1)
-    columns = (token_ids.tolist(), chosen[:, 0].tolist(), ranks.tolist(), top.indices.tolist(), top.values.tolist())
-    return [TokenLogprobs(*values) for values in zip(*columns, strict=True)]

@@ -28,18 +28,29 @@ def truncated_weights(
     Returns:
         float32 [n, vocab_size]; the most likely token has weight 1. Rows with NaN, +inf or nothing but -inf hold NaN.
     """
-    # Relative to the highest, a small temperature underflows to 0 instead of overflowing.
-    scaled = (logits - logits.amax(-1, keepdim=True)) / temperature[:, None]
+    scaled = scaled_logits(logits, temperature)
+    return kept_weights(scaled, lowest_kept(scaled, min_p, top_k, top_p, is_truncated=is_truncated))
+
+
+def scaled_logits(logits: Tensor, temperature: Tensor) -> Tensor:
+    """Logits over temperature, relative to the highest of each row: float32 [n, vocab_size]. A small temperature
+    underflows to 0 so, instead of overflowing."""
+    return (logits - logits.amax(-1, keepdim=True)) / temperature[:, None]
+
+
+def lowest_kept(scaled: Tensor, min_p: Tensor, top_k: Tensor, top_p: Tensor, *, is_truncated: bool = True) -> Tensor:
+    """The lowest of `scaled_logits` that min_p, top_k and top_p keep in each row: float32 [n]. All that are not below
+    it are kept. Arguments as for `truncated_weights`."""
     floor = min_p.log()
     if is_truncated:
-        rows = ((top_k < logits.shape[1]) | (top_p < 1)).nonzero()[:, 0]
+        rows = ((top_k < scaled.shape[1]) | (top_p < 1)).nonzero()[:, 0]
         floor = floor.index_copy(0, rows, _floors(scaled, floor, top_k, top_p, rows))
-    return _kept(scaled, floor)
+    return floor
 
 
 def normalized(weights: Tensor) -> Tensor:
     """Rows divided by their sums: float32 [n, vocab_size]."""
-    return weights / _row_sums(weights).to(weights.dtype)[:, None]
+    return weights / row_sums(weights).to(weights.dtype)[:, None]
 
 
 def _floors(scaled: Tensor, floor: Tensor, top_k: Tensor, top_p: Tensor, rows: Tensor) -> Tensor:
@@ -72,15 +83,15 @@ def _floors_within(
     found = (top_k <= size) | (top_k == vocab_size)
     if bool((top_p == 1).all()):
         return floor, found
-    wanted = top_p * _row_sums(_kept(scaled, floor))
-    reached = _kept(highest, floor).double().cumsum(-1) >= wanted[:, None]
+    wanted = top_p * row_sums(kept_weights(scaled, floor))
+    reached = kept_weights(highest, floor).double().cumsum(-1) >= wanted[:, None]
     last = first_true(reached)
     nucleus = highest.gather(1, last.clamp(max=size - 1)[:, None])[:, 0]
     is_full = top_p == 1
     return torch.where(is_full, floor, torch.maximum(nucleus, floor)), found & (is_full | (last < size))
 
 
-def _kept(scaled: Tensor, floor: Tensor) -> Tensor:
+def kept_weights(scaled: Tensor, floor: Tensor) -> Tensor:
     """exp(scaled) where it is not below `floor`, else 0."""
     # A comparison that writes floats, then a product: on CPU eight times faster than masked_fill.
     keep = torch.empty_like(scaled)
@@ -102,6 +113,6 @@ def in_blocks(weights: Tensor) -> Tensor:
     return weights.view(len(weights), -1, BLOCK_SIZE)
 
 
-def _row_sums(weights: Tensor) -> Tensor:
+def row_sums(weights: Tensor) -> Tensor:
     """float64 [n]. By blocks: a plain sum over one long row is split among threads, over several rows it is not."""
     return in_blocks(weights).sum(-1).double().sum(-1)

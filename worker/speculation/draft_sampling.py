@@ -53,10 +53,11 @@ class TargetRows:
     ):
         """Arguments as for `Sampler.edited`; `logits` are read later."""
         self._sampler = sampler
-        self._logits, failed = sampler.edited(logits, seq_ids, positions, paths)
+        self.edited, failed = sampler.edited(logits, seq_ids, positions, paths)
+        """[M, vocab_size]: the logits after `Sampler.edited`."""
         self._seq_ids = seq_ids
         self._positions = positions
-        highest, self._best = row_max(self._logits)
+        highest, self._best = row_max(self.edited)
         self.failed = unusable(highest.float().cpu().numpy()) | failed
         """Rows from which nothing can be drawn, with the message for the user of their request."""
 
@@ -69,17 +70,17 @@ class TargetRows:
         """[M]; of the whole batch, which takes one transfer from the device."""
         params, drawn = self._sampler.draw_params(self._seq_ids, self._positions), self._best
         if params is not None:
-            drawn = draw_tokens(self._logits, drawn, params.on(self._logits.device), self._sampler.operators)
+            drawn = draw_tokens(self.edited, drawn, params.on(self.edited.device), self._sampler.operators)
         tokens: list[int] = drawn.tolist()
         return tokens
 
     def probs(self, rows: NDArray[np.int64]) -> torch.Tensor:
         """float32 [len(rows), vocab_size], of rows of whichever requests: one-hot for greedy ones, zeros for rows that
         failed. What it takes in transfers to the device does not depend on how many requests they are of."""
-        device = self._logits.device
+        device = self.edited.device
         params = self._sampler.draw_params([self._seq_ids[row] for row in rows.tolist()], None)
         chosen = on_device(rows, device)
-        found = distributions(self._logits, None if params is None else params.on(device), self._best, chosen)
+        found = distributions(self.edited, None if params is None else params.on(device), self._best, chosen)
         failed = [i for i, row in enumerate(rows.tolist()) if row in self.failed] if self.failed else []
         if failed:
             found[failed] = 0.0

@@ -116,7 +116,7 @@ class Verifier:
             accepted[i] = list(verdict.accepted)
             token_ids[i] = [request.draft.token_ids[node] for node in verdict.accepted] + [verdict.next_token_id]
             self._sampler.commit(request.seq_id, token_ids[i])
-            if entries := self._sampler.row_logprobs(logits, rows, request.seq_id, token_ids[i]):
+            if entries := self._sampler.row_logprobs(logits, target.edited, rows, request.seq_id, token_ids[i]):
                 logprobs[i] = entries
         if faults:
             faulted = sorted(faults)

@@ -18,13 +18,15 @@ def chat_logprobs(
     as_ids: bool,
 ) -> dict[str, Any]:
     """An entry per token. `num_top`: how many alternatives were asked for. `as_ids`: tokens are shown as
-    "token_id:N" in place of their text."""
+    "token_id:N" in place of their text. Those of processed log probabilities have `surviving_mass`, a field of ours."""
     content = []
     for token_id, position in zip(token_ids, positions, strict=True):
         entries = dict(zip(position, (_entry(*item, as_ids) for item in _items(position, token_texts)), strict=True))
         ranked = sorted(position, key=lambda token: position[token].rank)
         shown = ranked if num_top == -1 else ranked[:num_top]
-        content.append({**entries[token_id], "top_logprobs": [entries[token] for token in shown]})
+        mass = position[token_id].surviving_mass
+        processed = {} if mass is None else {"surviving_mass": mass}
+        content.append({**entries[token_id], "top_logprobs": [entries[token] for token in shown], **processed})
     return {"content": content, "refusal": None}
 
 

@@ -66,6 +66,12 @@ class LogprobLists:
             lists["text_offset"].append(self._offsets.add(token_text, self._text))
             lists["token_logprobs"].append(_number(position[token_id]) if position is not None else None)
             lists["top_logprobs"].append(self._top(position) if position is not None else None)
+        masses = [
+            None if position is None else position[token_id].surviving_mass
+            for token_id, position in zip(token_ids, positions, strict=True)
+        ]
+        if any(mass is not None for mass in masses):  # of processed log probabilities; a field of ours
+            lists["surviving_mass"] = masses
         return lists
 
     def _top(self, position: PositionLogprobs) -> dict[str, float]:

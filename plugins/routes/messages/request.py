@@ -55,6 +55,7 @@ _REFUSED: Mapping[str, str] = {
     "stop": "its name is stop_sequences here",
     "return_token_ids": "/v1/chat/completions has them",
     "prompt_logprobs": "/v1/chat/completions has them",
+    "logprobs_mode": "/v1/chat/completions has log probabilities",
     "add_special_tokens": "the chat template writes the special tokens",
 }
 

@@ -121,6 +121,7 @@ def effective(resolved: ResolvedConfig) -> dict[str, Any]:
         "model.seed": model.seed,
         "model.packed_cache_gib": resolved.model.packed_cache_gib,
         "model.max_logprobs": model.max_logprobs,
+        "model.logprobs_mode": model.logprobs_mode,
         "model.max_completions": model.max_completions,
         "model.hf_overrides": {},
         "model.quantization": None,

@@ -69,6 +69,13 @@ def test_tokens_are_shown_as_ids_where_the_config_says_so(hermes: Any, strict: h
     assert asked["choices"][0]["logprobs"]["content"][0]["token"] == "a"
 
 
+def test_processed_log_probabilities_of_chats_have_the_mass(hermes: Any) -> None:
+    body = {"messages": HELLO, **hermes.says("ab"), "logprobs": True, "logprobs_mode": "processed_logprobs"}
+    (choice,) = hermes.post("/v1/chat/completions", {**body, "max_tokens": 2})["choices"]
+    # The script leaves one token: all of the mass, whose log probability is 0.
+    assert [(entry["logprob"], entry["surviving_mass"]) for entry in choice["logprobs"]["content"]] == [(0.0, 1.0)] * 2
+
+
 def test_completions_show_tokens_as_ids(hermes: Any, strict: httpx.Client) -> None:
     body = {"prompt": "Hello", **hermes.says("ab"), "logprobs": 2, "return_token_ids": True, "max_tokens": 2}
     (choice,) = strict.post("/v1/completions", json=body).json()["choices"]
