@@ -61,5 +61,5 @@ __all__ = [
     "write_manifest",
 ]
 
-VERSION = ContractVersion(1, 4)
+VERSION = ContractVersion(1, 5)
 """Version of this package's public modules, shared by all of them."""

@@ -13,11 +13,18 @@ if TYPE_CHECKING:
     from dovetail.config.schema import EngineConfig
     from dovetail.contracts.lora import LoRARequest
     from dovetail.contracts.outputs import CompletionOutput, PositionLogprobs, RequestMetrics, RequestOutput
+    from dovetail.contracts.pooling_params import PoolingParams
     from dovetail.contracts.sampling import BeamSearchParams, SamplingParams
     from dovetail.contracts.structured_outputs import StructuredOutputs
     from dovetail.engine.async_engine import AsyncLLMEngine
     from dovetail.engine.engine import LLMEngine
     from dovetail.engine.llm import LLM
+    from dovetail.engine.pooling.outputs import (
+        ClassificationRequestOutput,
+        EmbeddingRequestOutput,
+        PoolingRequestOutput,
+        ScoringRequestOutput,
+    )
     from dovetail.engine.remote.client import RemoteEngine
     from dovetail.engine.remote.engine_process import EngineProcess
 
@@ -27,17 +34,22 @@ if TYPE_CHECKING:
 __all__ = [  # noqa: RUF022
     "AsyncLLMEngine",
     "BeamSearchParams",
+    "ClassificationRequestOutput",
     "CompletionOutput",
+    "EmbeddingRequestOutput",
     "EngineConfig",
     "EngineProcess",
     "LLM",
     "LLMEngine",
     "LoRARequest",
+    "PoolingParams",
+    "PoolingRequestOutput",
     "PositionLogprobs",
     "RemoteEngine",
     "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
+    "ScoringRequestOutput",
     "StructuredOutputs",
     "__version__",
 ]
@@ -45,17 +57,22 @@ __all__ = [  # noqa: RUF022
 _HOMES = {
     "AsyncLLMEngine": "dovetail.engine.async_engine",
     "BeamSearchParams": "dovetail.contracts.sampling",
+    "ClassificationRequestOutput": "dovetail.engine.pooling.outputs",
     "CompletionOutput": "dovetail.contracts.outputs",
+    "EmbeddingRequestOutput": "dovetail.engine.pooling.outputs",
     "EngineConfig": "dovetail.config.schema",
     "EngineProcess": "dovetail.engine.remote.engine_process",
     "LLM": "dovetail.engine.llm",
     "LLMEngine": "dovetail.engine.engine",
     "LoRARequest": "dovetail.contracts.lora",
+    "PoolingParams": "dovetail.contracts.pooling_params",
+    "PoolingRequestOutput": "dovetail.engine.pooling.outputs",
     "PositionLogprobs": "dovetail.contracts.outputs",
     "RemoteEngine": "dovetail.engine.remote.client",
     "RequestMetrics": "dovetail.contracts.outputs",
     "RequestOutput": "dovetail.contracts.outputs",
     "SamplingParams": "dovetail.contracts.sampling",
+    "ScoringRequestOutput": "dovetail.engine.pooling.outputs",
     "StructuredOutputs": "dovetail.contracts.structured_outputs",
 }
 

@@ -18,6 +18,7 @@ from dovetail.config.resolved import ResolvedConfig
 from dovetail.contracts.engine_client import EngineFacts, RequestPlan, RequestReports
 from dovetail.contracts.lora import LoadedLoRA, LoRARequest
 from dovetail.contracts.outputs import RequestOutput
+from dovetail.contracts.pooling_params import PoolingParams
 from dovetail.contracts.prompts import ChatPrompt, Prompt
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.telemetry import Exposition
@@ -25,6 +26,8 @@ from dovetail.engine.engine import LLMEngine
 from dovetail.engine.kv.manager import KVStatistics
 from dovetail.engine.kv.pool import PrefixCacheReset
 from dovetail.engine.output_stream import OutputReader, OutputStream
+from dovetail.engine.pooling.outputs import PoolingRequestOutput
+from dovetail.engine.pooling.params import as_task, check_sampling
 from dovetail.engine.request_fields import check_request_id
 from dovetail.engine.step_thread import StepThread
 from dovetail.engine.token_engine import KEPT_REQUESTS, SHUTDOWN_S
@@ -109,6 +112,7 @@ class AsyncLLMEngine:
         Raises `RequestError` for a request that is refused or that failed, `WorkerError` when the engine died.
         Leaving the loop early, or cancelling the task, aborts the request and frees its memory.
         """
+        check_sampling(sampling_params)
         stream = await self.submit(
             prompt,
             sampling_params,
@@ -125,10 +129,38 @@ class AsyncLLMEngine:
         finally:
             stream.close()
 
+    async def encode(
+        self,
+        prompt: Prompt,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        lora_request: LoRARequest | None = None,
+    ) -> AsyncIterator[PoolingRequestOutput]:
+        """Yields one output: what is pooled from the prompt's hidden states. Otherwise as `generate`."""
+        params = as_task(pooling_params, 1, None)[0]
+        stream = await self.submit(
+            prompt,
+            params,
+            request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            trace_headers=trace_headers,
+            lora_request=lora_request,
+        )
+        try:
+            async for output in stream:
+                yield PoolingRequestOutput.from_request(output)
+        finally:
+            stream.close()
+
     async def submit(
         self,
         prompt: Prompt,
-        sampling_params: SamplingParams | None = None,
+        sampling_params: SamplingParams | PoolingParams | None = None,
         request_id: str | None = None,
         *,
         priority: int = 0,

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from dovetail.contracts.engine_client import RequestPlan
 from dovetail.contracts.errors import RequestError
+from dovetail.contracts.pooling_params import PoolingParams
 from dovetail.contracts.prompts import ChatPrompt, Prompt
 from dovetail.contracts.sampling import SamplingParams, as_token_ids
 from dovetail.engine.input_processor import InputProcessor, ProcessedInput
@@ -37,10 +38,10 @@ class ClientText:
             self._long = ThreadPoolExecutor(1, thread_name_prefix="dovetail-long-input")
             self._instant_chars = INSTANT_CHARS
 
-    async def process(self, prompt: Prompt, params: SamplingParams | None) -> ProcessedInput:
+    async def process(self, prompt: Prompt, params: SamplingParams | PoolingParams | None) -> ProcessedInput:
         """Validates and tokenizes. Raises `RequestError`."""
         size = _size(prompt)
-        if params is not None and params.bad_words:
+        if isinstance(params, SamplingParams) and params.bad_words:
             size = max(size, INSTANT_CHARS)  # each of them is tokenized
         return await self._run(size, partial(self._inputs.process, prompt, params))
 

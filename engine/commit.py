@@ -53,6 +53,8 @@ def _commit_rows(step: Step, kv: KVCacheManager) -> None:
         kv.commit(sequence)
         if num_drafts:
             kv.trim(sequence)
+        if index in result.pooled:
+            ending = Ending("stop", pooled=result.pooled[index])
         if ending is not None:
             step.endings.append((sequence, ending))
 

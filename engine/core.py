@@ -357,6 +357,7 @@ class EngineCore:
             bad_word_ids=self._bad_words.get(sequence.seq_id, ()),
             grammar=sequence.grammar,
             prediction=sequence.prediction,
+            pooling=sequence.pooling,
             adapter=sequence.adapter.digest if sequence.adapter is not None else None,
         )
 

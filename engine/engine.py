@@ -15,6 +15,7 @@ from dovetail.config.resolved import ResolvedConfig
 from dovetail.contracts.engine_client import EngineFacts, RequestReports
 from dovetail.contracts.lora import LoadedLoRA, LoRARequest
 from dovetail.contracts.outputs import RequestOutput, SpeculationTotals, TokenProgress
+from dovetail.contracts.pooling_params import PoolingParams
 from dovetail.contracts.prompts import Prompt
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.telemetry import Exposition, TelemetrySink
@@ -76,7 +77,7 @@ class LLMEngine:
         """Who is in the engine. Its methods enter by themselves; whoever works on `core` must do so too."""
         return self.tokens.use
 
-    def process_input(self, prompt: Prompt, params: SamplingParams | None = None) -> ProcessedInput:
+    def process_input(self, prompt: Prompt, params: SamplingParams | PoolingParams | None = None) -> ProcessedInput:
         """Validates and tokenizes, without adding. Raises `RequestError`. Safe to call from any thread."""
         self.use.check_process()
         with self._input_lock:
@@ -95,7 +96,7 @@ class LLMEngine:
         self,
         request_id: str,
         prompt: Prompt | ProcessedInput,
-        params: SamplingParams | None = None,
+        params: SamplingParams | PoolingParams | None = None,
         *,
         priority: int = 0,
         arrival_time: float | None = None,
@@ -104,7 +105,8 @@ class LLMEngine:
         user: str | None = None,
         lora_request: LoRARequest | None = None,
     ) -> None:
-        """Queues a request. Raises `RequestError` if it cannot be served.
+        """Queues a request. Raises `RequestError` if it cannot be served. One with `PoolingParams` ends when its prompt
+        is computed: its one output has `pooled`, and `PoolingRequestOutput.from_request` names it as vLLM does.
 
         `cache_salt`: only requests with the same salt share prefix-cache entries; the prompt's own goes first. Lower
         `priority` runs first; a scheduler that does not look at it takes 0 only. `trace_headers`: headers of the

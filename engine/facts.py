@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dovetail.config.resolved import Component, ResolvedConfig, ResolvedSpeculation
-from dovetail.contracts.engine_client import DialectFacts, EngineFacts, GrammarFacts, RuleFacts
+from dovetail.contracts.engine_client import DialectFacts, EngineFacts, GrammarFacts, PoolingFacts, RuleFacts
 from dovetail.contracts.scheduler import Scheduler
 from dovetail.contracts.speculation import AcceptanceRule
 from dovetail.engine.resolving.generation import default_sampling
 from dovetail.engine.tokenization.tokenizer import Tokenizer
 from dovetail.registry.components import create_class
+
+_ENCODER = "the model is an encoder, which makes no text: use embed or encode, or serve a model that generates"
 
 
 def engine_facts(
@@ -49,6 +51,19 @@ def engine_facts(
         architecture=str(architectures[0]),
         max_loras=config.lora.max_loras if config.lora is not None else 0,
         dialect=_dialect_facts(config.dialect, tokenizer),
+        pooling=_pooling_facts(config),
+        why_not_generate=_ENCODER if model.size.is_encoder else "",
+    )
+
+
+def _pooling_facts(config: ResolvedConfig) -> PoolingFacts:
+    pooling = config.pooling
+    return PoolingFacts(
+        poolers={task: component.name for task, component in pooling.poolers.items()},
+        refusals=pooling.refusals,
+        skips_prefix=pooling.skips_prefix,
+        hidden_size=config.model.size.hidden_size,
+        num_labels=max((need.num_labels for need in pooling.needs.values()), default=0),
     )
 
 

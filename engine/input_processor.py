@@ -13,9 +13,11 @@ from dovetail.contracts.engine_client import EngineFacts
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.grammar_spec import OutputGrammar
 from dovetail.contracts.lora import LoRARequest
+from dovetail.contracts.pooling_params import PoolingParams
 from dovetail.contracts.prompts import Prompt
 from dovetail.contracts.sampling import SamplingParams, as_token_ids
 from dovetail.engine.output_grammars import OutputGrammars
+from dovetail.engine.pooling.params import NEUTRAL, settled
 from dovetail.engine.request_fields import check_salt
 from dovetail.engine.tokenization.tokenizer import Tokenizer
 
@@ -90,6 +92,11 @@ class ProcessedInput:
     """The adapter that is added to the weights."""
     prediction: tuple[int, ...] = ()
     """Token ids of what the output is expected to be; empty where the request says nothing."""
+    pooling: PoolingParams | None = None
+    """With its task settled: the request ends when its prompt is computed, and `params` are `NEUTRAL`. None: it
+    generates."""
+    needs_every_state: bool = False
+    """Its pooler reads every state of the prompt: no cached prefix may stand for some of them."""
 
     @property
     def streams(self) -> bool:
@@ -114,19 +121,16 @@ class InputProcessor:
         """What the model's generation config recommends."""
         return SamplingParams(**self._facts.default_sampling)
 
-    def process(self, prompt: Prompt, params: SamplingParams | None) -> ProcessedInput:
-        """`params`: None takes the default ones. Raises `RequestError` for whatever cannot be served, saying what to
-        change."""
+    def process(self, prompt: Prompt, params: SamplingParams | PoolingParams | None) -> ProcessedInput:
+        """`params`: None takes the default ones for sampling. Raises `RequestError` for whatever cannot be served,
+        saying what to change."""
+        if isinstance(params, PoolingParams):
+            return self._process_pooling(prompt, settled(params, self._facts.pooling))
+        if self._facts.why_not_generate:
+            raise RequestError(self._facts.why_not_generate)
         params = params.snapshot() if params is not None else self.default_sampling_params()
-        if params.truncate_prompt_tokens is None:
-            self._check_text(prompt)
-        text, token_ids = self._tokens(prompt)
-        cache_salt = prompt.get("cache_salt") if isinstance(prompt, Mapping) else None
-        check_salt(cache_salt)
+        text, token_ids, cache_salt = self._read(prompt, params.truncate_prompt_tokens, num_output=1)
         shows_logprobs = params.logprobs is not None
-        if params.truncate_prompt_tokens is not None:
-            token_ids = token_ids[-params.truncate_prompt_tokens :]
-        self._check_prompt(token_ids)
         self._check_params(params)
         drafter = self._drafter(params)
         if params.acceptance is not None and params.acceptance not in self._facts.rules:
@@ -155,6 +159,37 @@ class InputProcessor:
             prediction=self._prediction(params.prediction, drafter),
         )
 
+    def _process_pooling(self, prompt: Prompt, params: PoolingParams) -> ProcessedInput:
+        text, token_ids, cache_salt = self._read(prompt, params.truncate_prompt_tokens, num_output=0)
+        return ProcessedInput(
+            prompt=text,
+            token_ids=token_ids,
+            params=NEUTRAL,
+            max_total_tokens=len(token_ids),
+            eos_token_ids=(),
+            stop_ids=frozenset(),
+            bad_word_ids=(),
+            drafter=None,
+            cache_salt=cache_salt,
+            shows_logprobs=False,
+            grammar=None,
+            pooling=params,
+            needs_every_state=params.task not in self._facts.pooling.skips_prefix,
+        )
+
+    def _read(self, prompt: Prompt, keep: int | None, num_output: int) -> tuple[str | None, list[int], str | None]:
+        """Text, token ids and cache salt of a prompt behind which `num_output` tokens must have room. `keep`: only so
+        many tokens at its end; None: all."""
+        if keep is None:
+            self._check_text(prompt, num_output)
+        text, token_ids = self._tokens(prompt)
+        cache_salt = prompt.get("cache_salt") if isinstance(prompt, Mapping) else None
+        check_salt(cache_salt)
+        if keep is not None:
+            token_ids = token_ids[-keep:]
+        self._check_prompt(token_ids, num_output)
+        return text, token_ids, cache_salt
+
     def _tokens(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, Mapping):
             unknown = set(prompt) - {"prompt", "prompt_token_ids", "cache_salt"}
@@ -178,7 +213,7 @@ class InputProcessor:
             raise RequestError(f"a prompt is text, a list of token ids or a mapping, got {type(prompt).__name__}")
         return None, list(as_token_ids("prompt_token_ids", prompt))
 
-    def _check_text(self, prompt: Prompt) -> None:
+    def _check_text(self, prompt: Prompt, num_output: int) -> None:
         """Refuses a text that is so long that its tokens need not be counted: it would take seconds."""
         if isinstance(prompt, Mapping):
             text: Any = prompt.get("prompt") if prompt.get("prompt_token_ids") is None else None
@@ -186,26 +221,26 @@ class InputProcessor:
             text = prompt
         if not isinstance(text, str) or self._tokenizer is None:
             return
-        longest = self._facts.max_model_len - 1
+        longest = self._facts.max_model_len - num_output
         if len(text.encode("utf-8", "surrogatepass")) <= longest:  # as nearly all are
             return
         fewest = self._tokenizer.fewest_tokens(text)
         if fewest > longest:
-            raise self._too_long(f"{fewest} tokens or more")
+            raise self._too_long(f"{fewest} tokens or more", num_output)
 
-    def _too_long(self, size: str) -> RequestError:
-        longest = self._facts.max_model_len - 1
+    def _too_long(self, size: str, num_output: int) -> RequestError:
+        longest = self._facts.max_model_len - num_output
+        needed = " and one is needed for the output" if num_output else ""
         return RequestError(
-            f"the prompt has {size}, but max_model_len is {self._facts.max_model_len} and one is needed for the output:"
+            f"the prompt has {size}, but max_model_len is {self._facts.max_model_len}{needed}:"
             f" shorten it to {longest} tokens, set truncate_prompt_tokens, or raise model.max_model_len"
         )
 
-    def _check_prompt(self, token_ids: list[int]) -> None:
+    def _check_prompt(self, token_ids: list[int], num_output: int) -> None:
         if not token_ids:
             raise RequestError("the prompt is empty: it needs at least one token")
-        longest = self._facts.max_model_len - 1
-        if len(token_ids) > longest:
-            raise self._too_long(f"{len(token_ids)} tokens")
+        if len(token_ids) > self._facts.max_model_len - num_output:
+            raise self._too_long(f"{len(token_ids)} tokens", num_output)
         self.check_ids("prompt_token_ids", token_ids)
 
     def check_ids(self, what: str, ids: Sequence[int]) -> None:

@@ -6,12 +6,13 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn, cast
+from typing import Any, ClassVar, cast
 
 from dovetail.config.layers import LayeredConfig
 from dovetail.contracts.errors import GenerationError, RequestError
 from dovetail.contracts.lora import LoadedLoRA, LoRARequest
 from dovetail.contracts.outputs import BeamSearchOutput, RequestOutput
+from dovetail.contracts.pooling_params import CLASSIFY, EMBED, TOKEN_CLASSIFY, PoolingParams
 from dovetail.contracts.prompts import Prompt
 from dovetail.contracts.sampling import BeamSearchParams, SamplingParams
 from dovetail.engine.beam import BeamSearch
@@ -19,6 +20,14 @@ from dovetail.engine.engine import LLMEngine
 from dovetail.engine.input_processor import as_prompts
 from dovetail.engine.joint_run import JointCall, JointRun
 from dovetail.engine.kv.pool import PrefixCacheReset
+from dovetail.engine.pooling.outputs import (
+    ClassificationRequestOutput,
+    EmbeddingRequestOutput,
+    PoolingRequestOutput,
+    ScoringRequestOutput,
+)
+from dovetail.engine.pooling.params import as_task, check_sampling
+from dovetail.engine.pooling.scores import cosines, pair_prompt, pair_scores, pairs_of
 from dovetail.engine.progress import GenerationProgress
 from dovetail.engine.tokenization.tokenizer import Tokenizer
 
@@ -78,19 +87,7 @@ class LLM:
         params = self._params_per_prompt(sampling_params, len(items))
         if priority is not None and len(priority) != len(items):
             raise RequestError(f"priority has {len(priority)} entries for {len(items)} prompts")
-        adapters = self._adapters_per_prompt(lora_request, len(items))
-        inputs = [
-            replace(self.engine.process_input(prompt, p), lora_request=adapter)
-            for prompt, p, adapter in zip(items, params, adapters, strict=True)
-        ]
-        for adapter in dict.fromkeys(adapters):
-            if adapter is not None:
-                self.engine.add_lora(adapter)
-        ids = [str(next(self._request_ids)) for _ in items]
-        with self._joint.joined(ids) as call:
-            for index, (request_id, processed) in enumerate(zip(ids, inputs, strict=True)):
-                self.engine.add_request(request_id, processed, priority=priority[index] if priority else 0)
-            return self._run(call, use_tqdm)
+        return self._answer(items, params, lora_request, priority, use_tqdm)
 
     def chat(
         self,
@@ -156,11 +153,92 @@ class LLM:
         with GenerationProgress(len(items), enabled=use_tqdm) as progress:
             return [progress.track_prompt(self._search_alone(search, prompt)) for prompt in items]
 
-    def encode(self, *_: object, **__: object) -> NoReturn:
-        """Refused: Dovetail serves no pooling or embedding model yet."""
-        raise RequestError(
-            "encode needs an embedding or pooling model, and Dovetail serves generative models only so far; use"
-            " generate, or another library for embeddings"
+    def encode(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        pooling_task: str | None = None,
+    ) -> list[PoolingRequestOutput]:
+        """Computes prompts and returns what is pooled from their hidden states, in order: see `PoolingParams`, of which
+        one serves all prompts or each has its own. `pooling_task`: their task, where they name none. `lora_request` and
+        errors: as in `generate`."""
+        items = as_prompts(prompts)
+        params = as_task(pooling_params, len(items), pooling_task)
+        return [PoolingRequestOutput.from_request(o) for o in self._answer(items, params, lora_request, None, use_tqdm)]
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        use_tqdm: bool = True,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """One vector for each prompt, of length 1 unless `PoolingParams.normalize` is False. Otherwise as `encode`."""
+        return [
+            EmbeddingRequestOutput.from_base(output)
+            for output in self.encode(
+                prompts, pooling_params, use_tqdm=use_tqdm, lora_request=lora_request, pooling_task=EMBED
+            )
+        ]
+
+    def classify(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        use_tqdm: bool = True,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+    ) -> list[ClassificationRequestOutput]:
+        """The probabilities of the checkpoint's labels for each prompt. Refused for a checkpoint without a score head.
+        Otherwise as `encode`."""
+        return [
+            ClassificationRequestOutput.from_base(output)
+            for output in self.encode(
+                prompts, pooling_params, use_tqdm=use_tqdm, lora_request=lora_request, pooling_task=CLASSIFY
+            )
+        ]
+
+    def reward(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        use_tqdm: bool = True,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+    ) -> list[PoolingRequestOutput]:
+        """Scores of every token of each prompt, by the score head of a reward model: `data` is [tokens, labels].
+        Otherwise as `encode`."""
+        return self.encode(
+            prompts, pooling_params, use_tqdm=use_tqdm, lora_request=lora_request, pooling_task=TOKEN_CLASSIFY
+        )
+
+    def score(
+        self,
+        data_1: Prompt | Sequence[Prompt],
+        data_2: Prompt | Sequence[Prompt],
+        *,
+        use_tqdm: bool = True,
+        pooling_params: PoolingParams | None = None,
+        lora_request: LoRARequest | None = None,
+    ) -> list[ScoringRequestOutput]:
+        """How well texts go together, pair by pair; one text of `data_1` goes with each of `data_2`.
+
+        A model with a score head of one label, a cross-encoder, reads both texts of a pair as one prompt. Any other is
+        asked for the embeddings of both, and the score is their cosine. Otherwise as `encode`.
+        """
+        pairs = pairs_of(as_prompts(data_1), as_prompts(data_2))
+        facts = self.engine.facts.pooling
+        if facts.num_labels == 1:
+            joined = [pair_prompt(self.engine.tokenizer, *pair) for pair in pairs]
+            params = as_task(pooling_params, len(pairs), CLASSIFY)
+            return pair_scores(self.encode(joined, params, use_tqdm=use_tqdm, lora_request=lora_request))
+        prompts = [prompt for pair in pairs for prompt in pair]
+        return cosines(
+            self.encode(prompts, pooling_params, use_tqdm=use_tqdm, lora_request=lora_request, pooling_task=EMBED)
         )
 
     def get_tokenizer(self) -> Tokenizer | None:
@@ -218,6 +296,7 @@ class LLM:
     ) -> list[SamplingParams]:
         if given is None:
             given = self.get_default_sampling_params()
+        check_sampling(given)
         if isinstance(given, SamplingParams):
             return [_final_only(given)] * count
         if len(given) != count:
@@ -234,6 +313,29 @@ class LLM:
         if len(given) != count:
             raise RequestError(f"lora_request has {len(given)} entries for {count} prompts")
         return list(given)
+
+    def _answer(
+        self,
+        prompts: Sequence[Prompt],
+        params: Sequence[SamplingParams | PoolingParams],
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None,
+        priority: Sequence[int] | None,
+        show_progress: bool,
+    ) -> list[RequestOutput]:
+        """The last output of each prompt, in order."""
+        adapters = self._adapters_per_prompt(lora_request, len(prompts))
+        inputs = [
+            replace(self.engine.process_input(prompt, p), lora_request=adapter)
+            for prompt, p, adapter in zip(prompts, params, adapters, strict=True)
+        ]
+        for adapter in dict.fromkeys(adapters):
+            if adapter is not None:
+                self.engine.add_lora(adapter)
+        ids = [str(next(self._request_ids)) for _ in prompts]
+        with self._joint.joined(ids) as call:
+            for index, (request_id, processed) in enumerate(zip(ids, inputs, strict=True)):
+                self.engine.add_request(request_id, processed, priority=priority[index] if priority else 0)
+            return self._run(call, show_progress)
 
     def _search_alone(self, search: BeamSearch, prompt: Prompt) -> BeamSearchOutput:
         with self._joint.alone():

@@ -15,6 +15,7 @@ from dovetail.contracts.outputs import (
     RequestOutput,
     Span,
 )
+from dovetail.contracts.pooling_params import PooledStates
 from dovetail.contracts.step import TokenLogprobs
 from dovetail.engine.input_processor import ProcessedInput
 from dovetail.engine.step_update import SequenceEnd, StepUpdate, TextStop
@@ -71,6 +72,7 @@ class RequestRecord:
     num_open: int = 0
     """Completions that have not ended."""
     error: str | None = None
+    pooled: PooledStates | None = None
 
     @property
     def finished(self) -> bool:
@@ -283,6 +285,7 @@ class OutputProcessor:
         if completion.finish_reason is None:
             completion.finish_reason, completion.stop_reason = end.finish_reason, end.stop_reason
             record.error = record.error or end.error
+            record.pooled = end.pooled
         record.metrics.num_generated_tokens -= end.num_output_tokens - len(completion.token_ids)
         completion.is_over = True
         del self._by_seq_id[completion.seq_id]
@@ -312,6 +315,7 @@ class OutputProcessor:
             weight_version=record.weight_version,
             lora_request=record.input.lora_request,
             is_delta=is_delta,
+            pooled=record.pooled,
         )
 
     def _completion(

@@ -244,11 +244,14 @@ class RequestTable:
                 num_tokens,
                 None if streams else sequence.token_ids[sequence.num_prompt_tokens :],
                 self._unreported_spans.get(sequence.seq_id, []),
+                ending.pooled,
             )
         )
         self._forget(sequence.seq_id)
         metrics = entry.metrics
         metrics.num_generated_tokens += num_tokens
+        if sequence.pooling is not None:  # there is no first token at which this would be noted
+            metrics.num_cached_tokens = sequence.num_cached_tokens
         metrics.num_preemptions += sequence.num_preemptions
         if sequence is entry.sequences[0]:
             entry.finish_reason = ending.finish_reason

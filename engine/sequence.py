@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from dovetail.contracts.grammar_spec import OutputGrammar
+from dovetail.contracts.pooling_params import PoolingParams
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.scheduler import RequestState, RequestStatus
 from dovetail.engine.adapters.adapter import Adapter
@@ -47,8 +48,10 @@ class Sequence(RequestState):
         "hash_seed",
         "host_block_ids",
         "max_total_tokens",
+        "needs_every_state",
         "num_lookahead_tokens",
         "plain_hash_seed",
+        "pooling",
         "prediction",
         "retain_blocks",
         "sampling",
@@ -78,6 +81,8 @@ class Sequence(RequestState):
         grammar: OutputGrammar | None = None,
         prediction: tuple[int, ...] = (),
         adapter: Adapter | None = None,
+        pooling: PoolingParams | None = None,
+        needs_every_state: bool = False,
     ):
         super().__init__(
             request_id,
@@ -111,6 +116,11 @@ class Sequence(RequestState):
         self.drafter = drafter
         self.grammar = grammar
         self.prediction = prediction
+        self.pooling = pooling
+        """It ends when its prompt is computed, with what is pooled from it; None: it generates."""
+        self.needs_every_state = needs_every_state
+        """Workers must compute every token of it in one go: its blocks are neither found in the prefix cache nor
+        swapped to the host."""
         self.retain_blocks = False
         """Keep the blocks when the sequence ends, for sequences that will be forked from it."""
         self.adapter = adapter

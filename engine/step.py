@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from dovetail.contracts.pooling_params import PooledStates
 from dovetail.contracts.scheduler import RequestStatus, Schedule
 from dovetail.contracts.step import StepPlan, StepResult
 from dovetail.engine.sequence import Sequence
@@ -26,6 +27,8 @@ class Ending:
     finish_reason: str
     stop_reason: int | str | None = None
     error: str | None = None
+    pooled: PooledStates | None = None
+    """The result of a sequence that was pooled."""
 
 
 @dataclass(slots=True)
@@ -59,8 +62,10 @@ class Step:
     def allows_another(self) -> bool:
         """Whether the next step should be scheduled before this one's tokens are known: they are not known already,
         nor did it fail, and nobody looks at each token before deciding what comes next (as those do who ask for log
-        probabilities, beam search for one)."""
-        return not self.future.done() and all(sequence.sampling.logprobs is None for sequence in self.schedule.requests)
+        probabilities, beam search for one), nor ends without a token, as those do that are pooled."""
+        return not self.future.done() and all(
+            sequence.sampling.logprobs is None and sequence.pooling is None for sequence in self.schedule.requests
+        )
 
     def lift(self) -> None:
         """Counts as computed what the step computes. Undone by `lower`."""
@@ -133,4 +138,5 @@ def drop_ended(step: Step) -> None:
         draft_counts=kept(result.draft_counts),
         failed=kept(result.failed),
         drafter_errors=kept(result.drafter_errors),
+        pooled=kept(result.pooled),
     )

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dovetail.contracts.outputs import RequestMetrics
+from dovetail.contracts.pooling_params import PooledStates
 from dovetail.contracts.step import TokenLogprobs
 
 GRAMMAR_REFUSED = "grammar"
@@ -26,6 +27,8 @@ class SequenceEnd:
     """The whole output of a sequence whose tokens were not reported step by step."""
     accepted_spans: list[tuple[int, int]] = field(default_factory=list)
     """Likewise of such a sequence: see `StepUpdate.accepted_spans`."""
+    pooled: PooledStates | None = None
+    """The result of a sequence that was pooled; None for one that generated, or failed."""
 
 
 @dataclass(slots=True)

@@ -129,7 +129,6 @@ class TokenEngine:
         check_order(priority, arrival_time)
         check_salt(cache_salt)
         check_user(user)
-        params = processed.params
         arrival = time.monotonic() if arrival_time is None else arrival_time
         salt = processed.cache_salt if processed.cache_salt is not None else cache_salt
         known = self._adapters.named(processed.lora_request)
@@ -137,7 +136,7 @@ class TokenEngine:
         sequences = self._create_sequences(request_id, processed, priority, arrival, salt, known)
         entry = RequestEntry(
             request_id,
-            params,
+            processed.params,
             len(processed.token_ids),
             self._pages.weight_version,
             sequences,
@@ -564,7 +563,6 @@ class TokenEngine:
         adapter = known.adapter if known is not None else None
         hash_seed = prefix_seed(self._pages, adapter.digest if adapter is not None else None, cache_salt)
         drafter = self._idle_drafters.drafter_for(processed.drafter, self._core.idle_drafters)
-        draft_blocks = self._draft_blocks(drafter, hash_seed)
         return [
             Sequence(
                 next(self._seq_ids),
@@ -579,10 +577,12 @@ class TokenEngine:
                 eos_token_ids=processed.eos_token_ids,
                 seed=(seed + index * _SIBLING_STRIDE) & _SEED_MASK,
                 drafter=drafter,
-                draft_blocks=draft_blocks,
+                draft_blocks=self._draft_blocks(drafter, hash_seed),
                 grammar=processed.grammar,
                 prediction=processed.prediction,
                 adapter=adapter,
+                pooling=processed.pooling,
+                needs_every_state=processed.needs_every_state,
             )
             for index in range(params.num_sequences)
         ]

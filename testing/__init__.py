@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from dovetail.testing.model_family_suite import ModelFamilySuite as ModelFamilySuite
     from dovetail.testing.operators_suite import OperatorsSuite as OperatorsSuite
     from dovetail.testing.paged_draft_suite import PagedDraftWorkerSuite as PagedDraftWorkerSuite
+    from dovetail.testing.pooler_suite import PoolerSuite as PoolerSuite
     from dovetail.testing.quantization_suite import QuantizationSuite as QuantizationSuite
     from dovetail.testing.quirks import Quirk as Quirk
     from dovetail.testing.route_suite import GeneratingRouteSuite as GeneratingRouteSuite
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from dovetail.testing.source_suite import ModelSourceSuite as ModelSourceSuite
     from dovetail.testing.telemetry_suite import TelemetrySinkSuite as TelemetrySinkSuite
 
-VERSION = ContractVersion(1, 11)
+VERSION = ContractVersion(1, 12)
 """Of this package's modules, which go by it together. A suite may get tests in a minor version: they ask for what the
 contract says already."""
 
@@ -71,6 +72,7 @@ _MODULES = {
     "ModelFamilySuite": "model_family_suite",
     "OperatorsSuite": "operators_suite",
     "PagedDraftWorkerSuite": "paged_draft_suite",
+    "PoolerSuite": "pooler_suite",
     "QuantizationSuite": "quantization_suite",
     "SavedCheckpoint": "format_suite",
     "WeightFormatSuite": "format_suite",
@@ -98,6 +100,7 @@ __all__ = [
     "ModelSourceSuite",
     "OperatorsSuite",
     "PagedDraftWorkerSuite",
+    "PoolerSuite",
     "ProcessExecutorSuite",
     "QuantizationSuite",
     "Quirk",

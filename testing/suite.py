@@ -46,6 +46,7 @@ SUITES: Mapping[str, SuiteOf] = {
     "grammar": SuiteOf("GrammarSuite"),
     "dialect": SuiteOf("DialectSuite"),
     "logits_processor": SuiteOf("LogitsProcessorSuite"),
+    "pooler": SuiteOf("PoolerSuite"),
     "command": SuiteOf("CommandSuite"),
     "telemetry_sink": SuiteOf("TelemetrySinkSuite"),
     HOOKS_KIND: SuiteOf("HooksSuite"),

@@ -19,8 +19,8 @@ PROCESSORS = (
 _SINKS = "measurements go to the sinks that `telemetry` names"
 _TRACES = "a sink of the section `telemetry` sends traces, as in telemetry: [{name: otlp, endpoint: URL}]"
 POOLING = (
-    "Dovetail serves generative models only so far, no embedding, pooling, classification, scoring or reward models:"
-    " use generate or chat, or another library for the rest"
+    "the section `pooling` names a pooler for each task, as in LLM(pooling={'embed': 'mean'}), and"
+    " `LLM.llm_engine.facts.pooling` lists the tasks that are served (docs/pooling.md)"
 )
 GRAMMARS = "the section grammar of the config chooses what compiles them, and sets its limits (docs/grammars.md)"
 MEDIA = "models take text only so far: images, audio and video come with multimodal model families"
@@ -72,14 +72,6 @@ _MODULES: Mapping[str, str] = {
 """Reasons by module below `vllm`; deeper modules have the same reason."""
 
 _NAMES: Mapping[str, str] = {
-    "ClassificationOutput": POOLING,
-    "ClassificationRequestOutput": POOLING,
-    "EmbeddingOutput": POOLING,
-    "EmbeddingRequestOutput": POOLING,
-    "PoolingOutput": POOLING,
-    "PoolingRequestOutput": POOLING,
-    "ScoringOutput": POOLING,
-    "ScoringRequestOutput": POOLING,
     "ModelRegistry": _MODULES["model_executor"],
     "initialize_ray_cluster": _MODULES["ray"],
     "__version__": "vLLM itself is not here: dovetail.__version__ is Dovetail's",

@@ -1,14 +1,10 @@
-"""vLLM's pooling parameters, which Dovetail does not serve yet."""
+"""vLLM's name of what is made of a prompt's hidden states."""
 
 from __future__ import annotations
 
-from typing import Any
+from dovetail.contracts.pooling_params import PoolingParams
+from dovetail.vllm import missing
 
-from dovetail.vllm.missing import POOLING, refuse
+__all__ = ["PoolingParams"]
 
-
-class PoolingParams:
-    """Refused: raises `RequestError`."""
-
-    def __init__(self, *_: Any, **__: Any):
-        refuse("PoolingParams", POOLING)
+__getattr__ = missing.answering(__name__)

@@ -23,7 +23,7 @@ _TOKENIZER_POOL = (
 )
 _NO_REMOTE_CODE = "no code of a model repository is ever run"
 _MULTI_STEP = ("overlapping steps is the engine's business, not a setting", "leave it out")
-_TEXT_ONLY = "only text generation is served so far"
+_POOLERS = "a model generates and is pooled as its checkpoint is made"
 _SAFETENSORS = "take the checkpoint in safetensors"
 _METHODS = "take its unquantized checkpoint with q4, q8, int8 or fp8"
 _UNKNOWN_METHODS = {
@@ -42,7 +42,7 @@ _UNKNOWN_METHODS = {
 
 _MODEL = (
     works("model", "str", "model.path"),
-    planned("task", "str", _TEXT_ONLY, "serve a model that generates", "auto", "generate"),
+    refused("task", "str", _POOLERS, "leave it out, and call what is wanted", "auto", "generate", "embed"),
     works("tokenizer", "str", "model.tokenizer"),
     planned(
         "hf_config_path",
@@ -313,7 +313,7 @@ _REST = (
         "derive from dovetail.contracts.scheduler.Scheduler and give scheduling_policy pkg.mod:Class",
     ),
     refused("override_neuron_config", "json", "no executor here runs on Neuron", "leave it out"),
-    planned("override_pooler_config", "json", _TEXT_ONLY, "leave it out"),
+    refused("override_pooler_config", "json", _POOLERS, "name poolers in the section pooling"),
     refused(
         "compilation_config",
         "json",

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from dovetail.config.foreign_names import ForeignName, planned, refused, works
 
-_TEXT_ONLY = (
-    "only text generation is served so far, no pooling, embedding or classification",
-    "serve a model that generates",
+_POOLERS = (
+    "a model generates and is pooled as its checkpoint is made, with the poolers of the section `pooling`",
+    "leave it out, and name poolers in that section",
 )
 _MEDIA = ("models take text only so far", "describe images in the prompt, and leave it out")
 _REPLICAS = (
@@ -20,8 +20,8 @@ _RECURRENT = ("models with a recurrent state are not served yet", "take a model 
 _LEAVE_OUT = "leave it out"
 
 LATER_NAMES: tuple[ForeignName, ...] = (
-    planned("runner", "str", *_TEXT_ONLY, "auto", "generate"),
-    planned("convert", "str", *_TEXT_ONLY, "auto", "none"),
+    refused("runner", "str", *_POOLERS, "auto", "generate", "pooling"),
+    refused("convert", "str", *_POOLERS, "auto", "none", "embed"),
     planned(
         "enable_prompt_embeds", "switch", "embeddings are not taken as prompts yet", "send text or token ids", False
     ),
@@ -114,7 +114,7 @@ LATER_NAMES: tuple[ForeignName, ...] = (
         "give them additionalProperties: false",
         False,
     ),
-    planned("pooler_config", "json", *_TEXT_ONLY),
+    refused("pooler_config", "json", *_POOLERS),
     refused(
         "worker_extension_cls",
         "str",

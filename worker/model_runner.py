@@ -25,6 +25,7 @@ from dovetail.worker.computed_step import ComputedStep
 from dovetail.worker.forward import ForwardPass
 from dovetail.worker.input_batch import InputBatch, StepInputs
 from dovetail.worker.overlap.deferred import DeferredSteps
+from dovetail.worker.pooling.pooling import PoolingRequests
 from dovetail.worker.sampling.grammar_compiler import GrammarCompiler
 from dovetail.worker.sampling.grammar_masks import NO_DRAFT
 from dovetail.worker.sampling.logprobs import token_logprobs
@@ -57,11 +58,13 @@ class ModelRunner:
         batch: InputBatch,
         *,
         answers: bool,
+        pooling: PoolingRequests,
         adapters: WorkerAdapters | None = None,
     ):
         """`answers`: whether this rank does (`Placement.answers`). `speculation`: None where nobody speculates.
-        `adapters`: None where there are none."""
+        `pooling`: those that are pooled in place of sampling. `adapters`: None where there are none."""
         self._adapters = adapters
+        self._pooling = pooling
         self._model = model
         self._device = context.device
         self._runtime_device = device
@@ -91,7 +94,8 @@ class ModelRunner:
         """Hands one step over. Waits for its result if the host has to see what it computed."""
         started = time.perf_counter()
         self._begin(plan)
-        if self._deferred is not None and not self._prompt_scored and self._sampler.can_defer(plan.seq_ids):
+        awaited = self._prompt_scored or self._pooling
+        if self._deferred is not None and not awaited and self._sampler.can_defer(plan.seq_ids):
             inputs = self._batch.prepare(plan)
             indices = np.flatnonzero(inputs.reaches_end)
             return self._deferred.start(plan, inputs, indices, [plan.seq_ids[index] for index in indices.tolist()])
@@ -120,7 +124,8 @@ class ModelRunner:
         self._batch.apply(plan)
         if self._samples:
             for request in plan.new_requests:
-                self._sampler.add(request)
+                if request.pooling is None:
+                    self._sampler.add(request)
         self._note_new(plan)
 
     @torch.inference_mode()
@@ -139,6 +144,7 @@ class ModelRunner:
         step = ComputedStep(plan, inputs, self._batch, hidden, layer_states)
         self._sample(step)
         prompt_logprobs = self._prompt_logprobs(plan, inputs, hidden)
+        pooled = self._pooling.pool(step) if self._pooling else {}
         drawn = time.perf_counter()
         result = StepResult(
             step_id=plan.step_id,
@@ -147,6 +153,7 @@ class ModelRunner:
             logprobs=step.logprobs,
             prompt_logprobs=prompt_logprobs,
             failed=step.failed,
+            pooled=pooled,
             times=StepTimes(
                 prepare=1e3 * (prepared - started),
                 forward=1e3 * (computed - prepared),
@@ -167,24 +174,32 @@ class ModelRunner:
 
     def _start_masks(self, plan: StepPlan, inputs: StepInputs) -> None:
         drafted = {} if self._speculation is None else self._speculation.paths(plan)
-        indices = np.flatnonzero(inputs.reaches_end).tolist()
+        indices = np.flatnonzero(self._samples_at(plan, inputs)).tolist()
         self._sampler.start_masks([(plan.seq_ids[index], drafted.get(index, NO_DRAFT)) for index in indices])
+
+    def _samples_at(self, plan: StepPlan, inputs: StepInputs) -> np.ndarray:
+        """bool [R]: which requests get a token: their last known one is computed, and they are not pooled."""
+        if not self._pooling:
+            return inputs.reaches_end
+        return inputs.reaches_end & ~self._pooling.among(plan.seq_ids)
 
     def _leave(self, seq_id: int) -> None:
         self._batch.remove(seq_id)
         self._sampler.remove(seq_id)
         self._prompt_scored.discard(seq_id)
+        self._pooling.remove(seq_id)
 
     def _note_new(self, plan: StepPlan) -> None:
         for request in plan.new_requests:
             if self._deferred is not None:
                 self._deferred.forget(self._batch.requests[request.seq_id].row)
+            self._pooling.add(request)
             if request.sampling.prompt_logprobs is not None:
                 self._prompt_scored.add(request.seq_id)
 
     def _sample(self, step: ComputedStep) -> None:
         """Draws or verifies for every request whose last known token was computed."""
-        plain = np.flatnonzero(step.inputs.reaches_end & (step.inputs.num_drafts == 0))
+        plain = np.flatnonzero(self._samples_at(step.plan, step.inputs) & (step.inputs.num_drafts == 0))
         if len(plain):
             self._sample_plain(step, plain)
         if self._speculation is not None:

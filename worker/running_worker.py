@@ -14,6 +14,8 @@ from dovetail.worker.kv_storage import KVStorage
 from dovetail.worker.loaded_model import LoadedModel
 from dovetail.worker.machine.free_memory import give_back_free_memory
 from dovetail.worker.model_runner import ModelRunner
+from dovetail.worker.pooling.create import create_poolers
+from dovetail.worker.pooling.pooling import PoolingRequests
 from dovetail.worker.sampling.grammar_compiler import GrammarCompiler
 from dovetail.worker.sleep import Sleeper
 
@@ -70,6 +72,7 @@ def initialize_cache(
         speculation,
         batch,
         answers=placement.answers,
+        pooling=PoolingRequests(create_poolers(loaded) if placement.answers else {}),
         adapters=loaded.adapters,
     )
     return RunningWorker(loaded, storage, forward, runner)

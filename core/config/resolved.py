@@ -10,6 +10,7 @@ from typing import Any
 from dovetail.contracts.grammar import GrammarLimits
 from dovetail.contracts.kv import KVSpec
 from dovetail.contracts.model import ModelSize
+from dovetail.contracts.pooling import PoolerNeed
 from dovetail.contracts.quantization import QuantizationNeed
 from dovetail.contracts.sampling import RAW_LOGPROBS
 from dovetail.contracts.scheduler import SchedulerLimits
@@ -215,6 +216,20 @@ class ResolvedLoRA:
 
 
 @dataclass(frozen=True)
+class ResolvedPooling:
+    """What requests may have pooled."""
+
+    poolers: Mapping[str, Component] = field(default_factory=dict)
+    """By task; a task that is not among them is refused."""
+    needs: Mapping[str, PoolerNeed] = field(default_factory=dict)
+    """By task, what the pooler is asked for."""
+    skips_prefix: frozenset[str] = frozenset()
+    """Tasks whose pooler needs the last states alone."""
+    refusals: Mapping[str, str] = field(default_factory=dict)
+    """By task that is refused, why."""
+
+
+@dataclass(frozen=True)
 class ResolvedGrammar:
     """What compiles the grammars of requests."""
 
@@ -269,6 +284,7 @@ class ResolvedConfig:
     """What is odd and stops nothing: an installed plugin that cannot be loaded, a manifest of other versions."""
     lora: ResolvedLoRA | None = None
     """None: requests with an adapter are refused."""
+    pooling: ResolvedPooling = field(default_factory=ResolvedPooling)
 
     def quantization_need(self) -> QuantizationNeed:
         """What the quantization method is asked for, at its creation as at its check."""
@@ -295,6 +311,7 @@ class ResolvedConfig:
         }
         chosen |= {f"logits_processors.{label}": component for label, component in self.logits_processors.items()}
         chosen |= {f"telemetry.{index}": component for index, component in enumerate(self.telemetry)}
+        chosen |= {f"pooling.{task}": component for task, component in self.pooling.poolers.items()}
         if self.grammar is not None:
             chosen["grammar"] = self.grammar.component
         if self.quantization is not None:

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, m
 
 from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.kinds import DEFAULTS_GROUP
+from dovetail.contracts.pooling_params import TASKS
 
 AUTO: Final = "auto"
 
@@ -419,6 +420,24 @@ def _default_routes() -> tuple[str, ...]:
     return ()
 
 
+class PoolingSection(Section):
+    """What requests with `PoolingParams` may ask for: a pooler for each task."""
+
+    embed: ComponentSection | None = Field(
+        default=ComponentSection(),
+        description="One vector per prompt; auto: as the checkpoint's files say, else the last state; null: refuse",
+    )
+    token_embed: ComponentSection | None = Field(
+        default=ComponentSection(), description="A vector per token; null: refuse it"
+    )
+    classify: ComponentSection | None = Field(
+        default=ComponentSection(), description="Scores of labels; auto: where the checkpoint has any; null: refuse it"
+    )
+    token_classify: ComponentSection | None = Field(
+        default=ComponentSection(), description="Scores of labels per token, likewise; null: refuse it"
+    )
+
+
 class EngineConfig(Section):
     """The whole configuration of an engine. Every section has defaults."""
 
@@ -432,6 +451,7 @@ class EngineConfig(Section):
     scheduler: SchedulerSection = SchedulerSection()
     speculative: SpeculativeSection | None = None
     lora: LoRASection = LoRASection()
+    pooling: PoolingSection = PoolingSection()
     reproducibility: Literal["default", "strict"] = Field(
         default="default",
         description="strict: a request's tokens do not depend on what else is in the batch, nor on speculation",
@@ -499,6 +519,8 @@ PLACES: tuple[Place, ...] = (
     Place(("speculative", "drafters", "*", "attention"), ComponentSection, "attention_backend", "name", nullable=True),
     Place(("speculative", "acceptance"), ComponentSection, "acceptance_rule", "name"),
     Place(("lora",), LoRASection),
+    Place(("pooling",), PoolingSection),
+    *(Place(("pooling", task), ComponentSection, "pooler", "name", nullable=True) for task in TASKS),
     Place(("dialect",), ComponentSection, "dialect", "name", nullable=True),
     Place(("grammar",), GrammarSection, "grammar", "name", nullable=True),
     Place(("logits_processors", "*"), NamedSection, "logits_processor", "name"),

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from dovetail.contracts.lora import LoadedLoRA, LoRARequest
 from dovetail.contracts.outputs import RequestOutput
+from dovetail.contracts.pooling_params import PoolingParams
 from dovetail.contracts.prompts import ChatPrompt, Prompt
 from dovetail.contracts.sampling import RAW_LOGPROBS, SamplingParams
 from dovetail.contracts.telemetry import Exposition, RequestStats
@@ -56,6 +57,22 @@ class RuleFacts:
     """Whether it serves temperatures other than 0."""
     trees: bool
     """Whether it judges trees."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolingFacts:
+    """What an engine does with requests that have `PoolingParams`."""
+
+    poolers: Mapping[str, str] = field(default_factory=dict)
+    """By task that is served, the name of its pooler."""
+    refusals: Mapping[str, str] = field(default_factory=dict)
+    """By task that is refused, why."""
+    skips_prefix: frozenset[str] = frozenset()
+    """Tasks whose requests may read the prefix cache (`PoolerCapabilities.skips_prefix`)."""
+    hidden_size: int = 0
+    """Dimensions of an embedding."""
+    num_labels: int = 0
+    """Labels of the checkpoint's score head; 0: it has none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +128,9 @@ class EngineFacts:
     """Adapters that one step can apply; 0: requests with an adapter are refused."""
     dialect: DialectFacts | None = None
     """None: the engine has no tokenizer, or no dialect."""
+    pooling: PoolingFacts = PoolingFacts()
+    why_not_generate: str = ""
+    """Why requests with `SamplingParams` are refused; empty: the model generates."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +195,7 @@ class EngineClient(Protocol):
     async def submit(
         self,
         prompt: Prompt,
-        sampling_params: SamplingParams | None = None,
+        sampling_params: SamplingParams | PoolingParams | None = None,
         request_id: str | None = None,
         *,
         priority: int = 0,
@@ -188,7 +208,8 @@ class EngineClient(Protocol):
         refused. Lower `priority` runs first; requests with the same `cache_salt` share prefix-cache entries;
         `trace_headers` is the W3C trace context that the request belongs to; `user` says for whom it is, to experiments
         that give all requests of one user the same arm; `lora_request` names an adapter that is added to the weights;
-        where it is not loaded, the request waits for it."""
+        where it is not loaded, the request waits for it. With `PoolingParams` the stream has one output, whose `pooled`
+        is the result."""
 
     async def abort(self, request_id: str) -> None:
         """Ends a request; its stream yields a last output with finish_reason "abort". Unknown ids are ignored."""

@@ -36,7 +36,7 @@ KINDS: dict[str, Kind] = {
         Kind(
             "executor",
             "dovetail.contracts.executor:Executor",
-            ContractVersion(1, 3),
+            ContractVersion(1, 4),
             "where workers run and how steps reach them",
             "dovetail.contracts.executor:ExecutorNeed",
         ),
@@ -90,6 +90,13 @@ KINDS: dict[str, Kind] = {
             "what may be sampled",
         ),
         Kind(
+            "pooler",
+            "dovetail.contracts.pooling:Pooler",
+            _V1,
+            "how a prompt's hidden states become one result",
+            "dovetail.contracts.pooling:PoolerNeed",
+        ),
+        Kind(
             "grammar",
             "dovetail.contracts.grammar:Grammar",
             _V1,
@@ -117,7 +124,7 @@ KINDS: dict[str, Kind] = {
             "how many drafts are asked for and verified",
             "dovetail.contracts.draft_length:LengthNeed",
         ),
-        Kind("route", "dovetail.contracts.route:Route", ContractVersion(1, 3), "endpoints of the server"),
+        Kind("route", "dovetail.contracts.route:Route", ContractVersion(1, 4), "endpoints of the server"),
         Kind(
             "dialect",
             "dovetail.contracts.dialect:Dialect",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dovetail.contracts.lora import LoRARequest
+from dovetail.contracts.pooling_params import PooledStates
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +186,9 @@ class RequestOutput:
     """Whether `outputs` have only what is new (`output_kind` "delta")."""
     lora_request: LoRARequest | None = None
     """The adapter that was added to the weights, as it was asked for."""
+    pooled: PooledStates | None = None
+    """The result of a request with `PoolingParams`, whose one completion is empty; `PoolingRequestOutput.from_request`
+    makes vLLM's output of it. None of a request that generates, and of one that failed."""
 
     @property
     def num_cached_tokens(self) -> int:

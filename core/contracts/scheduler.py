@@ -119,7 +119,7 @@ class RequestState:
         self.num_prompt_tokens = num_prompt_tokens
         self.max_tokens = max_tokens
         """Output tokens at which the request ends at the latest: `SamplingParams.max_tokens`, or fewer where
-        `max_model_len` is reached before."""
+        `max_model_len` is reached before. 0: it ends when its prompt is computed (`PoolingParams`)."""
         self.num_tokens = num_prompt_tokens
         """Prompt tokens and committed output tokens."""
         self.num_computed_tokens = 0
@@ -215,7 +215,7 @@ class KVMemory(Protocol):
     def swap_out(self, request: Any) -> bool:
         """Moves the request's blocks to host memory and frees them on the device; keeps num_computed_tokens and sets
         num_draft_tokens to 0. Returns False where host memory is full, no swap space is configured, no token is
-        computed, or the blocks were not written to yet."""
+        computed, the blocks were not written to yet, or the request has to be computed in one go."""
 
     def swap_in(self, request: Any) -> bool:
         """Moves swapped blocks back to the device. The request computes in this step only if `grant` then grants it

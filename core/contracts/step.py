@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from dovetail.contracts.grammar_spec import OutputGrammar
+from dovetail.contracts.pooling_params import PooledStates, PoolingParams
 from dovetail.contracts.reserved import refuse_reserved
 from dovetail.contracts.sampling import SamplingParams
 
@@ -68,8 +69,9 @@ class NewRequest:
     the slot where an `AdapterPlacement` put it last."""
     media: tuple[MediaItem, ...] = field(default=(), kw_only=True)
     """Reserved: media items of the placeholders among the tokens, in ascending order of `first_token`."""
-    pooling: str | None = field(default=None, kw_only=True)
-    """Reserved: how the hidden states become one vector, in place of sampling: "last" or "mean"."""
+    pooling: PoolingParams | None = field(default=None, kw_only=True)
+    """What is made of the prompt's hidden states, with its task, in place of sampling: the worker draws no token, and
+    returns `StepResult.pooled` in the step that computes the last token. None: tokens are sampled."""
     grammar: OutputGrammar | None = field(default=None, kw_only=True)
     """Which tokens may be sampled; the rank that answers compiles it."""
     trace_context: str | None = field(default=None, kw_only=True)
@@ -84,7 +86,6 @@ class NewRequest:
             "NewRequest",
             {
                 "media": (self.media, "workers read no media yet"),
-                "pooling": (self.pooling, "workers sample tokens and pool no hidden states yet"),
                 "trace_context": (self.trace_context, "workers report no spans yet"),
             },
         )
@@ -181,8 +182,8 @@ class StepResult:
     token_ids: list[int]
     """Sampled tokens of all requests, concatenated in plan order."""
     counts: list[int] | None = None
-    """Number of sampled tokens of each request: 0 while its prompt is incomplete, else 1 to num_drafts + 1. None: 1
-    each."""
+    """Number of sampled tokens of each request: 0 while its prompt is incomplete, and for those that are pooled, else 1
+    to num_drafts + 1. None: 1 each."""
     logprobs: Mapping[int, list[TokenLogprobs]] = field(default_factory=dict)
     prompt_logprobs: Mapping[int, tuple[int, list[TokenLogprobs]]] = field(default_factory=dict)
     """For the prompt tokens that this step's query tokens predict: position of the first of them, and its entries."""
@@ -200,6 +201,8 @@ class StepResult:
     """Reserved: version of the weights that computed the step: how often weights were loaded before it."""
     kv_events: tuple[KVEvent, ...] = field(default=(), kw_only=True)
     """Reserved: blocks that a connector of the worker stored elsewhere, or that were removed there."""
+    pooled: Mapping[int, PooledStates] = field(default_factory=dict, kw_only=True)
+    """Results of requests with `NewRequest.pooling` whose last token the step computed."""
 
     def __post_init__(self) -> None:
         if self.weight_version or self.kv_events:  # made in every step

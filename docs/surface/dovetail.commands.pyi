@@ -3,7 +3,7 @@ from dataclasses import dataclass, field
 from dovetail.config.files import FileContent
 from dovetail.config.layers import Dropped, Origin
 from dovetail.config.manifest import RecordedPlugin
-from dovetail.config.resolved import ResolvedCache, ResolvedGrammar, ResolvedLoRA, ResolvedModel, ResolvedSpeculation
+from dovetail.config.resolved import ResolvedCache, ResolvedGrammar, ResolvedLoRA, ResolvedModel, ResolvedPooling, ResolvedSpeculation
 from dovetail.config.schema import EngineConfig
 from dovetail.config.tree import KeyPath
 from dovetail.contracts.dialect import Dialect
@@ -135,6 +135,7 @@ class ResolvedConfig:
     values: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     lora: ResolvedLoRA | None = None
+    pooling: ResolvedPooling = field(default_factory=ResolvedPooling)
     def quantization_need(self) -> QuantizationNeed: ...
     @property
     def is_strict(self) -> bool: ...

@@ -157,3 +157,10 @@ class ServerSection(Section):
     restart: RestartSection = RestartSection()
     log_level: Literal['critical', 'error', 'warning', 'info', 'debug', 'trace'] = 'info'
     access_log: bool = True
+
+
+class PoolingSection(Section):
+    embed: ComponentSection | None = ComponentSection()
+    token_embed: ComponentSection | None = ComponentSection()
+    classify: ComponentSection | None = ComponentSection()
+    token_classify: ComponentSection | None = ComponentSection()

@@ -2,6 +2,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from dovetail.contracts.lora import LoRARequest, LoadedLoRA
 from dovetail.contracts.outputs import RequestOutput
+from dovetail.contracts.pooling_params import PoolingParams
 from dovetail.contracts.prompts import ChatPrompt, Prompt
 from dovetail.contracts.sampling import RAW_LOGPROBS, SamplingParams
 from dovetail.contracts.telemetry import Exposition, RequestStats
@@ -28,6 +29,15 @@ class GrammarFacts:
 class RuleFacts:
     sampling: bool
     trees: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolingFacts:
+    poolers: Mapping[str, str] = field(default_factory=dict)
+    refusals: Mapping[str, str] = field(default_factory=dict)
+    skips_prefix: frozenset[str] = frozenset()
+    hidden_size: int = 0
+    num_labels: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +68,8 @@ class EngineFacts:
     architecture: str = ''
     max_loras: int = 0
     dialect: DialectFacts | None = None
+    pooling: PoolingFacts = PoolingFacts()
+    why_not_generate: str = ''
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +106,7 @@ class EngineClient(Protocol):
     async def submit(
         self,
         prompt: Prompt,
-        sampling_params: SamplingParams | None = None,
+        sampling_params: SamplingParams | PoolingParams | None = None,
         request_id: str | None = None,
         *,
         priority: int = 0,

@@ -1,6 +1,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from dovetail.contracts.lora import LoRARequest
+from dovetail.contracts.pooling_params import PooledStates
 from typing import Any
 
 
@@ -90,6 +91,7 @@ class RequestOutput:
     weight_version: int = 0
     is_delta: bool = False
     lora_request: LoRARequest | None = None
+    pooled: PooledStates | None = None
     @property
     def num_cached_tokens(self) -> int: ...
 

@@ -1,6 +1,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from dovetail.contracts.grammar_spec import OutputGrammar
+from dovetail.contracts.pooling_params import PooledStates, PoolingParams
 from dovetail.contracts.sampling import SamplingParams
 from typing import Literal
 
@@ -34,7 +35,7 @@ class NewRequest:
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
     adapter: str | None = field(default=None, kw_only=True)
     media: tuple[MediaItem, ...] = field(default=(), kw_only=True)
-    pooling: str | None = field(default=None, kw_only=True)
+    pooling: PoolingParams | None = field(default=None, kw_only=True)
     grammar: OutputGrammar | None = field(default=None, kw_only=True)
     trace_context: str | None = field(default=None, kw_only=True)
     prediction: tuple[int, ...] = field(default=(), kw_only=True)
@@ -107,3 +108,4 @@ class StepResult:
     times: StepTimes = StepTimes()
     weight_version: int = field(default=0, kw_only=True)
     kv_events: tuple[KVEvent, ...] = field(default=(), kw_only=True)
+    pooled: Mapping[int, PooledStates] = field(default_factory=dict, kw_only=True)

@@ -1,12 +1,14 @@
 import threading
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from dovetail.config.layers import LayeredConfig
 from dovetail.config.resolved import ResolvedConfig
 from dovetail.config.schema import EngineConfig
 from dovetail.contracts.engine_client import EngineFacts, RequestPlan, RequestReports
 from dovetail.contracts.lora import LoRARequest, LoadedLoRA
 from dovetail.contracts.outputs import BeamSearchOutput, CompletionOutput, PositionLogprobs, RequestMetrics, RequestOutput, SpeculationTotals, TokenProgress
+from dovetail.contracts.pooling_params import PoolingParams
 from dovetail.contracts.prompts import ChatPrompt, Prompt
 from dovetail.contracts.sampling import BeamSearchParams, SamplingParams
 from dovetail.contracts.structured_outputs import StructuredOutputs
@@ -19,25 +21,31 @@ from dovetail.engine.kv.manager import KVStatistics
 from dovetail.engine.kv.pool import PrefixCacheReset
 from dovetail.engine.llm import Message
 from dovetail.engine.output_stream import OutputReader
+from dovetail.engine.pooling.outputs import Result
 from dovetail.engine.sequence import Sequence
 from dovetail.engine.tokenization.tokenizer import Tokenizer
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn, Self
+from typing import Any, ClassVar, Generic, Self
 
 __all__ = [
     "AsyncLLMEngine",
     "BeamSearchParams",
+    "ClassificationRequestOutput",
     "CompletionOutput",
+    "EmbeddingRequestOutput",
     "EngineConfig",
     "EngineProcess",
     "LLM",
     "LLMEngine",
     "LoRARequest",
+    "PoolingParams",
+    "PoolingRequestOutput",
     "PositionLogprobs",
     "RemoteEngine",
     "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
+    "ScoringRequestOutput",
     "StructuredOutputs",
     "__version__",
 ]
@@ -75,10 +83,21 @@ class AsyncLLMEngine:
         user: str | None = None,
         lora_request: LoRARequest | None = None,
     ) -> AsyncIterator[RequestOutput]: ...
+    async def encode(
+        self,
+        prompt: Prompt,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        lora_request: LoRARequest | None = None,
+    ) -> AsyncIterator[PoolingRequestOutput]: ...
     async def submit(
         self,
         prompt: Prompt,
-        sampling_params: SamplingParams | None = None,
+        sampling_params: SamplingParams | PoolingParams | None = None,
         request_id: str | None = None,
         *,
         priority: int = 0,
@@ -122,6 +141,34 @@ class AsyncLLMEngine:
     def shutdown(self, timeout_s: float = 30.0) -> None: ...
     def __enter__(self) -> AsyncLLMEngine: ...
     def __exit__(self, *_: object) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassificationRequestOutput(Generic[Result]):
+    @staticmethod
+    def from_base(base: PoolingRequestOutput) -> ClassificationRequestOutput: ...
+    request_id: str
+    outputs: Result
+    prompt_token_ids: list[int]
+    num_cached_tokens: int = 0
+    finished: bool = True
+    weight_version: int = 0
+    lora_request: LoRARequest | None = None
+    metrics: RequestMetrics | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingRequestOutput(Generic[Result]):
+    @staticmethod
+    def from_base(base: PoolingRequestOutput) -> EmbeddingRequestOutput: ...
+    request_id: str
+    outputs: Result
+    prompt_token_ids: list[int]
+    num_cached_tokens: int = 0
+    finished: bool = True
+    weight_version: int = 0
+    lora_request: LoRARequest | None = None
+    metrics: RequestMetrics | None = None
 
 
 class EngineProcess:
@@ -183,7 +230,48 @@ class LLM:
         use_tqdm: bool = True,
         lora_request: LoRARequest | None = None,
     ) -> list[BeamSearchOutput]: ...
-    def encode(self, *_: object, **__: object) -> NoReturn: ...
+    def encode(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        pooling_task: str | None = None,
+    ) -> list[PoolingRequestOutput]: ...
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        use_tqdm: bool = True,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+    ) -> list[EmbeddingRequestOutput]: ...
+    def classify(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        use_tqdm: bool = True,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+    ) -> list[ClassificationRequestOutput]: ...
+    def reward(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        use_tqdm: bool = True,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+    ) -> list[PoolingRequestOutput]: ...
+    def score(
+        self,
+        data_1: Prompt | Sequence[Prompt],
+        data_2: Prompt | Sequence[Prompt],
+        *,
+        use_tqdm: bool = True,
+        pooling_params: PoolingParams | None = None,
+        lora_request: LoRARequest | None = None,
+    ) -> list[ScoringRequestOutput]: ...
     def get_tokenizer(self) -> Tokenizer | None: ...
     def get_default_sampling_params(self) -> SamplingParams: ...
     def reset_prefix_cache(self) -> PrefixCacheReset: ...
@@ -216,14 +304,18 @@ class LLMEngine:
     def facts(self) -> EngineFacts: ...
     @property
     def use(self) -> ExclusiveUse: ...
-    def process_input(self, prompt: Prompt, params: SamplingParams | None = None) -> ProcessedInput: ...
+    def process_input(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | PoolingParams | None = None,
+    ) -> ProcessedInput: ...
     def create_client_text(self) -> ClientText: ...
     def default_sampling_params(self) -> SamplingParams: ...
     def add_request(
         self,
         request_id: str,
         prompt: Prompt | ProcessedInput,
-        params: SamplingParams | None = None,
+        params: SamplingParams | PoolingParams | None = None,
         *,
         priority: int = 0,
         arrival_time: float | None = None,
@@ -278,6 +370,22 @@ class LLMEngine:
     def __exit__(self, *_: object) -> None: ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingRequestOutput(Generic[Result]):
+    error: str | None = None
+    prompt: str | None = None
+    @staticmethod
+    def from_request(output: RequestOutput) -> PoolingRequestOutput: ...
+    request_id: str
+    outputs: Result
+    prompt_token_ids: list[int]
+    num_cached_tokens: int = 0
+    finished: bool = True
+    weight_version: int = 0
+    lora_request: LoRARequest | None = None
+    metrics: RequestMetrics | None = None
+
+
 class RemoteEngine:
     def __init__(self, address: str): ...
     @classmethod
@@ -290,7 +398,7 @@ class RemoteEngine:
     async def submit(
         self,
         prompt: Prompt,
-        sampling_params: SamplingParams | None = None,
+        sampling_params: SamplingParams | PoolingParams | None = None,
         request_id: str | None = None,
         *,
         priority: int = 0,
@@ -311,6 +419,17 @@ class RemoteEngine:
         user: str | None = None,
         lora_request: LoRARequest | None = None,
     ) -> AsyncIterator[RequestOutput]: ...
+    async def encode(
+        self,
+        prompt: Prompt,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        lora_request: LoRARequest | None = None,
+    ) -> AsyncIterator[PoolingRequestOutput]: ...
     async def abort(self, request_id: str) -> None: ...
     async def plan_request(
         self,
@@ -341,5 +460,17 @@ class RemoteEngine:
     async def close(self) -> None: ...
     async def __aenter__(self) -> Self: ...
     async def __aexit__(self, *_: object) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoringRequestOutput(Generic[Result]):
+    request_id: str
+    outputs: Result
+    prompt_token_ids: list[int]
+    num_cached_tokens: int = 0
+    finished: bool = True
+    weight_version: int = 0
+    lora_request: LoRARequest | None = None
+    metrics: RequestMetrics | None = None
 
 __version__: str

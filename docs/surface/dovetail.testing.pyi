@@ -13,6 +13,7 @@ from dovetail.testing.logits_suite import LogitsProcessorSuite
 from dovetail.testing.model_family_suite import ModelFamilySuite
 from dovetail.testing.operators_suite import OperatorsSuite
 from dovetail.testing.paged_draft_suite import PagedDraftWorkerSuite
+from dovetail.testing.pooler_suite import PoolerSuite
 from dovetail.testing.quantization_suite import QuantizationSuite
 from dovetail.testing.quirks import Quirk
 from dovetail.testing.route_suite import GeneratingRouteSuite, RouteSuite
@@ -38,6 +39,7 @@ __all__ = [
     "ModelSourceSuite",
     "OperatorsSuite",
     "PagedDraftWorkerSuite",
+    "PoolerSuite",
     "ProcessExecutorSuite",
     "QuantizationSuite",
     "Quirk",

@@ -257,13 +257,14 @@ class KVCacheManager:
     def swap_out(self, request: Sequence) -> bool:
         """Moves the computed tokens' blocks to host memory and gives up all device blocks.
 
-        Drafts are forgotten. False: host memory is full, nothing is computed, or a block waits for its own content.
+        Drafts are forgotten. False: host memory is full, nothing is computed, a block waits for its own content, or
+        the request has to be computed in one go.
         """
         num_used = self.layout.blocks_for(request.num_computed_tokens)
         used = [table[:num_used] for table in request.block_ids]
         blocks = [block for table in used for block in table if block != NULL_BLOCK]
         transfers = self._transfers
-        if not blocks or not num_used or len(blocks) > self.host_pool.num_free:
+        if not blocks or not num_used or len(blocks) > self.host_pool.num_free or request.needs_every_state:
             return False
         if transfers.has_incoming and any(map(transfers.is_incoming, blocks)):
             return False

@@ -116,7 +116,8 @@ class PrefixCache:
 
     def _may_search(self, request: Sequence) -> bool:
         # The log probabilities of a prompt come from computing it: a cached part would have none.
-        return self.is_on and request.sampling.prompt_logprobs is None
+        # So do the states that a pooler reads.
+        return self.is_on and request.sampling.prompt_logprobs is None and not request.needs_every_state
 
 
 def find_cached_prefix(layout: KVLayout, pool: BlockPool, sequence: Sequence) -> list[list[int]]:

@@ -20,6 +20,7 @@ from dovetail.contracts.engine_client import EngineFacts, RequestPlan, RequestRe
 from dovetail.contracts.errors import QueueFull, RequestError, WorkerError
 from dovetail.contracts.lora import LoadedLoRA, LoRARequest
 from dovetail.contracts.outputs import RequestOutput
+from dovetail.contracts.pooling_params import PoolingParams
 from dovetail.contracts.prompts import ChatPrompt, Prompt
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.telemetry import Exposition
@@ -27,6 +28,8 @@ from dovetail.engine.client_text import ClientText
 from dovetail.engine.input_processor import InputProcessor, ProcessedInput
 from dovetail.engine.output_processor import OutputProcessor
 from dovetail.engine.output_stream import OutputReader, OutputStream
+from dovetail.engine.pooling.outputs import PoolingRequestOutput
+from dovetail.engine.pooling.params import as_task, check_sampling
 from dovetail.engine.remote.messages import (
     Abort,
     Accepted,
@@ -135,7 +138,7 @@ class RemoteEngine:
     async def submit(
         self,
         prompt: Prompt,
-        sampling_params: SamplingParams | None = None,
+        sampling_params: SamplingParams | PoolingParams | None = None,
         request_id: str | None = None,
         *,
         priority: int = 0,
@@ -200,6 +203,7 @@ class RemoteEngine:
         lora_request: LoRARequest | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """As `AsyncLLMEngine.generate`."""
+        check_sampling(sampling_params)
         stream = await self.submit(
             prompt,
             sampling_params,
@@ -213,6 +217,33 @@ class RemoteEngine:
         try:
             async for output in stream:
                 yield output
+        finally:
+            stream.close()
+
+    async def encode(
+        self,
+        prompt: Prompt,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        lora_request: LoRARequest | None = None,
+    ) -> AsyncIterator[PoolingRequestOutput]:
+        """As `AsyncLLMEngine.encode`."""
+        stream = await self.submit(
+            prompt,
+            as_task(pooling_params, 1, None)[0],
+            request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            trace_headers=trace_headers,
+            lora_request=lora_request,
+        )
+        try:
+            async for output in stream:
+                yield PoolingRequestOutput.from_request(output)
         finally:
             stream.close()
 

@@ -22,6 +22,7 @@ from dovetail.contracts.errors import (
 from dovetail.contracts.grammar_spec import OutputGrammar
 from dovetail.contracts.lora import AdapterConflict, AdapterNotFound, LoRARequest
 from dovetail.contracts.outputs import RequestMetrics
+from dovetail.contracts.pooling_params import PoolingParams
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.engine.input_processor import ProcessedInput
 from dovetail.engine.step_update import StepUpdate, TextStop
@@ -61,6 +62,8 @@ class Submit(Message):
     prediction: tuple[int, ...]
     """As in `ProcessedInput`."""
     lora_request: LoRARequest | None
+    pooling: PoolingParams | None
+    needs_every_state: bool
 
 
 class Stop(Message):
@@ -241,6 +244,8 @@ def submit_message(
         user=user,
         prediction=processed.prediction,
         lora_request=processed.lora_request,
+        pooling=processed.pooling,
+        needs_every_state=processed.needs_every_state,
     )
 
 
@@ -262,6 +267,8 @@ def processed_input(message: Submit) -> ProcessedInput:
         grammar=message.grammar,
         prediction=message.prediction,
         lora_request=message.lora_request,
+        pooling=message.pooling,
+        needs_every_state=message.needs_every_state,
     )
 
 

@@ -24,6 +24,7 @@ from dovetail.engine.resolving.lock import check_lock, settle_lock
 from dovetail.engine.resolving.lora import settle_lora
 from dovetail.engine.resolving.model import ChosenModel, choose_model
 from dovetail.engine.resolving.operators import choose_operators
+from dovetail.engine.resolving.pooling import choose_poolers
 from dovetail.engine.resolving.resolution import Resolution
 from dovetail.engine.resolving.sentence import trained_length
 from dovetail.engine.resolving.slots import ATTENTION, PROCESSOR, SCHEDULER, TELEMETRY
@@ -126,6 +127,7 @@ def run_rules(state: Resolution) -> ResolvedConfig:
         reproducibility=config.reproducibility,
         dialect=dialect,
         grammar=grammar,
+        pooling=choose_poolers(state, model),
         logits_processors=processors,
         telemetry=tuple(sinks),
         experiments=describe_experiments(state, speculation),

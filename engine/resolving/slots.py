@@ -13,6 +13,7 @@ from dovetail.contracts.grammar import Grammar
 from dovetail.contracts.logits import LogitsProcessor
 from dovetail.contracts.model import ModelFamily, ModelNeed
 from dovetail.contracts.operators import Operators
+from dovetail.contracts.pooling import Pooler, PoolerNeed
 from dovetail.contracts.quantization import QuantizationMethod, QuantizationNeed
 from dovetail.contracts.route import Route
 from dovetail.contracts.scheduler import Scheduler
@@ -57,6 +58,12 @@ def _not_for_drafters(method: type[QuantizationMethod], need: QuantizationNeed) 
     return None if method.capabilities.for_drafters else "auto does not take it for drafters"
 
 
+def _another_mode(pooler: type[Pooler], need: PoolerNeed) -> str | None:
+    if need.mode is None or need.mode in pooler.capabilities.modes:
+        return None
+    return f"states of this model are pooled by {need.mode!r}, unless the config names another pooler"
+
+
 def _must_be_named(rule: type[AcceptanceRule], need: Any) -> str | None:
     if not rule.capabilities.lossless:
         return "it is lossy: it must be asked for by name"
@@ -82,6 +89,7 @@ ACCEPTANCE = Slot[AcceptanceRule](("speculative", "acceptance"), "acceptance_rul
 RULE = Slot[AcceptanceRule](("speculative", "rules", "*"), "acceptance_rule")
 DIALECT = Slot[Dialect](("dialect",), "dialect")
 GRAMMAR = Slot[Grammar](("grammar",), "grammar")
+POOLER = Slot[Pooler](("pooling", "*"), "pooler", _another_mode)
 PROCESSOR = Slot[LogitsProcessor](("logits_processors", "*"), "logits_processor")
 ROUTE = Slot[Route](("server", "routes", "*"), "route")
 TELEMETRY = Slot[TelemetrySink](("telemetry", "*"), "telemetry_sink")

@@ -61,6 +61,11 @@ class Tokenizer(ABC):
         Raises `RequestError` for text that is no Unicode (lone surrogates).
         """
 
+    def encode_pair(self, first: str, second: str) -> list[int]:
+        """Token ids of two texts as one prompt, as cross-encoders read them: joined as the tokenizer's own files say
+        ([SEP] between them, say), or one behind the other. Raises as `encode` does."""
+        return self.encode(first) + self.encode(second, add_special_tokens=False)
+
     @abstractmethod
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of `ids`; what is not UTF-8 becomes U+FFFD."""
@@ -348,6 +353,14 @@ class FastTokenizer(Tokenizer):
         except (UnicodeEncodeError, TypeError) as error:
             raise RequestError(f"the text cannot be tokenized, it is not valid Unicode: {error}") from error
         return self._prefix + ids if add_special_tokens else ids
+
+    def encode_pair(self, first: str, second: str) -> list[int]:
+        """See `Tokenizer.encode_pair`."""
+        try:
+            (found,) = self._backend.encode_batch_fast([(first, second)])
+        except (UnicodeEncodeError, TypeError) as error:
+            raise RequestError(f"the texts cannot be tokenized, they are not valid Unicode: {error}") from error
+        return self._prefix + list(found.ids)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """See `Tokenizer.decode`."""

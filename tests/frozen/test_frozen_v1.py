@@ -35,6 +35,7 @@ from dovetail.testing import (
     ModelFamilySuite,
     ModelSourceSuite,
     OperatorsSuite,
+    PoolerSuite,
     QuantizationSuite,
     Quirk,
     SavedCheckpoint,
@@ -138,6 +139,14 @@ def test_a_logits_processor_bans_what_a_request_lists(run, expected):
         first, second = llm.generate([PROMPTS[0], PROMPTS[0]], params, use_tqdm=False)
     assert banned not in first.outputs[0].token_ids
     assert second.outputs[0].token_ids == expected[0]
+
+
+def test_a_pooler_makes_embeddings(run, tiny_llama):
+    with run(pooling={"embed": "frozen"}) as llm, torch.no_grad():
+        (output,) = llm.embed([PROMPTS[0]], use_tqdm=False)
+        hidden = tiny_llama[1].model(torch.tensor([PROMPTS[0]])).last_hidden_state[0]
+    mean = torch.arange(1.0, len(hidden) + 1) @ hidden
+    assert torch.allclose(torch.tensor(output.outputs.embedding), mean / mean.norm(), atol=1e-5)
 
 
 def test_a_telemetry_sink_hears_of_steps_and_requests(run, tmp_path):
@@ -247,6 +256,7 @@ def _classes(frozen: Any) -> None:
     TestCommand.plugin = frozen.load("command", "frozen")
     TestHooks.plugin = hooks
     TestLogitsProcessor.plugin = frozen.load("logits_processor", "frozen")
+    TestPooler.plugin = frozen.load("pooler", "frozen")
     TestDialect.plugin = frozen.load("dialect", "frozen")
     TestGrammar.plugin = frozen.load("grammar", "frozen")
     TestModelSource.plugin = frozen.load("model_source", "frozen")
@@ -303,6 +313,10 @@ class TestHooks(HooksSuite):
 class TestLogitsProcessor(LogitsProcessorSuite):
     request_options = (None, (3, 5), tuple(range(20)))
     refused_options = ((64,), (-1,))
+
+
+class TestPooler(PoolerSuite):
+    pass
 
 
 class TestLength(DraftLengthSuite):

@@ -12,9 +12,11 @@ import pytest
 
 import dovetail
 from dovetail.contracts.errors import DovetailError, RequestError
+from dovetail.engine.pooling.outputs import EmbeddingRequestOutput
 from dovetail.testing.tiny_adapters import save_adapter
 from dovetail.vllm import LLM, AsyncEngineArgs, AsyncLLM, EngineArgs, LLMEngine, RequestOutputKind, SamplingParams
 from dovetail.vllm.lora.request import LoRARequest
+from dovetail.vllm.pooling_params import PoolingParams
 from dovetail.vllm.v1.metrics.reader import Counter, Histogram
 
 GREEDY = SamplingParams(temperature=0, max_tokens=5)
@@ -111,14 +113,18 @@ def test_sleeping(llm: LLM) -> None:
     assert not llm.llm_engine.is_sleeping()
 
 
+def test_pooling_has_the_names_of_vllm(llm: LLM) -> None:
+    (embedding,) = llm.embed(["a"], use_tqdm=False)
+    (pooled,) = llm.encode("a", PoolingParams(normalize=False), use_tqdm=False)
+    (score,) = llm.score("a", "a", use_tqdm=False)
+    assert isinstance(embedding, EmbeddingRequestOutput)
+    assert pooled.outputs.data.shape == (embedding.outputs.hidden_size,)
+    assert score.outputs.score == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize(
     ("call", "reason"),
     [
-        (lambda llm: llm.embed(["a"]), "generative models only"),
-        (lambda llm: llm.classify(["a"]), "generative models only"),
-        (lambda llm: llm.score("a", "b"), "generative models only"),
-        (lambda llm: llm.reward(["a"]), "generative models only"),
-        (lambda llm: llm.encode("a"), "generative models only"),
         (lambda llm: llm.collective_rpc("f"), "is a plugin"),
         (lambda llm: llm.apply_model(print), "is a plugin"),
         (lambda llm: llm.start_profile(), "torch.profiler"),

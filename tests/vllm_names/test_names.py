@@ -52,7 +52,7 @@ def test_modules_are_where_vllm_has_them(module: str, names: list[str]) -> None:
         ("import dovetail.vllm.envs", "settings are in the config"),
         ("from dovetail.vllm.config import KVTransferConfig", "not sent between engines yet"),
         ("from dovetail.vllm.config import VllmConfig", "no config objects"),
-        ("from dovetail.vllm.outputs import PoolingRequestOutput", "generative models only"),
+        ("from dovetail.vllm.config import PoolerConfig", "the section `pooling` names a pooler for each task"),
         ("from dovetail.vllm.utils import cdiv", "cdiv is not in Dovetail"),
         ("from dovetail.vllm.v1.sample.logits_processor import LogitsProcessor", "section logits_processors"),
         (
@@ -77,8 +77,8 @@ def test_what_is_missing_says_why(line: str, reason: str) -> None:
 def test_attributes_that_are_elsewhere_say_where() -> None:
     with pytest.raises(AttributeError, match=r"EngineArgs is in dovetail.vllm"):
         _ = dovetail.EngineArgs  # type: ignore[attr-defined]
-    with pytest.raises(AttributeError, match=r"PoolingOutput is not in Dovetail: .*generative models only"):
-        _ = dovetail.vllm.PoolingOutput  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match=r"ModelRegistry is not in Dovetail: .*ModelFamily"):
+        _ = dovetail.vllm.ModelRegistry  # type: ignore[attr-defined]
     assert not hasattr(dovetail, "Nonsense")
 
 

@@ -15,7 +15,6 @@ from dovetail.contracts.structured_outputs import StructuredOutputs
 from dovetail.vllm import (
     BeamSearchParams,
     GuidedDecodingParams,
-    PoolingParams,
     SamplingParams,
     SamplingType,
     StructuredOutputsParams,
@@ -87,11 +86,6 @@ def test_what_is_not_served_says_why(given: dict[str, Any], reason: str) -> None
 def test_what_asks_for_what_happens_anyway_is_taken() -> None:
     quiet = SamplingParams(use_beam_search=False, guided_decoding=None, spaces_between_special_tokens=True)
     assert quiet == SamplingParams()
-
-
-def test_kinds_of_parameters_that_nothing_takes_say_so() -> None:
-    with pytest.raises(RequestError, match="is not served: "):
-        PoolingParams()
 
 
 @pytest.mark.parametrize("name", ["structured_outputs", "guided_decoding"])

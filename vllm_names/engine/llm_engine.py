@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from dovetail.contracts.lora import LoRARequest
 from dovetail.contracts.outputs import RequestOutput
+from dovetail.contracts.pooling_params import PoolingParams
 from dovetail.contracts.prompts import Prompt
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.engine import engine
@@ -46,7 +47,7 @@ class LLMEngine(engine.LLMEngine):
         self,
         request_id: str | int,
         prompt: Prompt | ProcessedInput,
-        params: SamplingParams | None = None,
+        params: SamplingParams | PoolingParams | None = None,
         arrival_time: float | None = None,
         lora_request: LoRARequest | None = None,
         tokenization_kwargs: None = None,

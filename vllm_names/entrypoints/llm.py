@@ -108,21 +108,6 @@ class LLM(llm.LLM):
     def set_tokenizer(self, tokenizer: object) -> NoReturn:
         missing.refuse("set_tokenizer", "an engine keeps its tokenizer: LLM(tokenizer='./directory')")
 
-    def encode(self, *_: Any, **__: Any) -> NoReturn:
-        missing.refuse("encode", missing.POOLING)
-
-    def embed(self, *_: Any, **__: Any) -> NoReturn:
-        missing.refuse("embed", missing.POOLING)
-
-    def classify(self, *_: Any, **__: Any) -> NoReturn:
-        missing.refuse("classify", missing.POOLING)
-
-    def score(self, *_: Any, **__: Any) -> NoReturn:
-        missing.refuse("score", missing.POOLING)
-
-    def reward(self, *_: Any, **__: Any) -> NoReturn:
-        missing.refuse("reward", missing.POOLING)
-
     def collective_rpc(self, *_: Any, **__: Any) -> NoReturn:
         missing.refuse("collective_rpc", missing.REMOTE_CODE)
 

@@ -32,7 +32,6 @@ RECORDS = {
     ("name", "value", "missing"),
     [
         ("NewRequest.media", (PICTURE,), "workers read no media yet"),
-        ("NewRequest.pooling", "last", "workers sample tokens and pool no hidden states yet"),
         ("NewRequest.trace_context", "00-1-2-01", "workers report no spans yet"),
         ("StepResult.weight_version", 1, "the engine counts the versions, between requests"),
         ("StepResult.kv_events", (STORED,), "the engine publishes no KV events yet"),

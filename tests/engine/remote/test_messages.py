@@ -8,6 +8,7 @@ import pytest
 
 from dovetail import LoRARequest, SamplingParams
 from dovetail.contracts.grammar_spec import GrammarSpec, OutputGrammar
+from dovetail.contracts.pooling_params import PoolingParams
 from dovetail.engine.input_processor import ProcessedInput
 from dovetail.engine.remote import messages
 from dovetail.engine.remote.messages import Submit
@@ -25,6 +26,8 @@ FULL = ProcessedInput(
     shows_logprobs=True,
     grammar=OutputGrammar(spec=GrammarSpec(form="regex", source="[ab]+"), starts_after=(11,)),
     prediction=(1, 2),
+    pooling=PoolingParams(task="embed", dimensions=8, normalize=False),
+    needs_every_state=True,
     lora_request=LoRARequest("pirate", 3, "/adapters/pirate"),
 )
 STAYS_WITH_THE_CLIENT = {"prompt"}

@@ -89,9 +89,6 @@ class AsyncLLM(AsyncLLMEngine):
         """The tokenizer, or None with tokenizer_mode none."""
         return self.tokenizer
 
-    def encode(self, *_: Any, **__: Any) -> NoReturn:
-        missing.refuse("encode", missing.POOLING)
-
     async def collective_rpc(self, *_: Any, **__: Any) -> NoReturn:
         missing.refuse("collective_rpc", missing.REMOTE_CODE)
 

@@ -1,0 +1,1 @@
+"""Requests that are pooled: what they may ask for, and what they bring back."""

@@ -1,0 +1,84 @@
+"""Scores of pairs of texts, from embeddings or from a cross-encoder."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from dovetail.contracts.errors import RequestError
+from dovetail.contracts.prompts import Prompt
+from dovetail.contracts.sampling import as_token_ids
+from dovetail.engine.pooling.outputs import (
+    PoolingRequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
+from dovetail.engine.tokenization.tokenizer import Tokenizer
+
+
+def pairs_of(first: Sequence[Prompt], second: Sequence[Prompt]) -> list[tuple[Prompt, Prompt]]:
+    """One text with each of several, or as many with as many. Raises `RequestError` for other numbers, and for none."""
+    if not first or not second:
+        raise RequestError("score compares texts, and one side has none: give at least one on each")
+    if len(first) == 1:
+        first = [first[0]] * len(second)
+    if len(first) != len(second):
+        raise RequestError(
+            f"score compares one text with many, or as many with as many, got {len(first)} and {len(second)}"
+        )
+    return list(zip(first, second, strict=True))
+
+
+def pair_prompt(tokenizer: Tokenizer | None, first: Prompt, second: Prompt) -> Prompt:
+    """Two texts, or two lists of token ids, as one prompt. Raises `RequestError` for one of each."""
+    texts, ids = [_text_of(one) for one in (first, second)], [_ids_of(one) for one in (first, second)]
+    if texts[0] is not None and texts[1] is not None:
+        if tokenizer is None:
+            raise RequestError("this engine has no tokenizer (tokenizer_mode none): give token ids")
+        return {"prompt": f"{texts[0]}\n{texts[1]}", "prompt_token_ids": tokenizer.encode_pair(texts[0], texts[1])}
+    if ids[0] is not None and ids[1] is not None:
+        return {"prompt_token_ids": [*ids[0], *ids[1]]}
+    raise RequestError("score takes two texts, or two lists of token ids, not one of each")
+
+
+def _text_of(prompt: Prompt) -> str | None:
+    if isinstance(prompt, Mapping):
+        text = prompt.get("prompt") if prompt.get("prompt_token_ids") is None else None
+        return text if isinstance(text, str) else None
+    return prompt if isinstance(prompt, str) else None
+
+
+def _ids_of(prompt: Prompt) -> tuple[int, ...] | None:
+    given: object = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else prompt
+    return None if given is None or isinstance(given, str) else as_token_ids("prompt_token_ids", given)
+
+
+def cosines(outputs: Sequence[PoolingRequestOutput]) -> list[ScoringRequestOutput]:
+    """Of embeddings of pairs, one text after the other: the cosine of each pair."""
+    return [
+        _scored(second, _cosine(first, second), [*first.prompt_token_ids, *second.prompt_token_ids])
+        for first, second in zip(outputs[::2], outputs[1::2], strict=True)
+    ]
+
+
+def pair_scores(outputs: Sequence[PoolingRequestOutput]) -> list[ScoringRequestOutput]:
+    """Of a cross-encoder's outputs: its one score for each pair."""
+    return [_scored(output, output.outputs.pooled.floats()[0], output.prompt_token_ids) for output in outputs]
+
+
+def _cosine(first: PoolingRequestOutput, second: PoolingRequestOutput) -> float:
+    a, b = first.outputs.pooled.floats(), second.outputs.pooled.floats()
+    lengths = math.hypot(*a) * math.hypot(*b)
+    return math.fsum(x * y for x, y in zip(a, b, strict=True)) / lengths if lengths else 0.0
+
+
+def _scored(base: PoolingRequestOutput, score: float, token_ids: list[int]) -> ScoringRequestOutput:
+    return ScoringRequestOutput(
+        request_id=base.request_id,
+        outputs=ScoringOutput(score=score),
+        prompt_token_ids=token_ids,
+        num_cached_tokens=base.num_cached_tokens,
+        weight_version=base.weight_version,
+        lora_request=base.lora_request,
+        metrics=base.metrics,
+    )

@@ -1,0 +1,1 @@
+"""Pools hidden states of requests that do not generate."""
