@@ -98,16 +98,7 @@ class Sequence(RequestState):
         self._start_hashes(hash_seed, draft_blocks)
         self.hash_ahead = 0 if draft_blocks is None else draft_blocks.hash_ahead
         self.num_lookahead_tokens = 0 if draft_blocks is None else draft_blocks.num_lookahead_tokens
-        self.fork_parent = fork_parent
-        """A sequence with the same prompt whose blocks this one may share when it is admitted."""
-        self.block_ids: list[list[int]] = []
-        """Per KV group; empty while the sequence holds no device blocks. Id 0: a block that the window freed."""
-        self.capacity = 0
-        """Tokens that its device blocks hold, or 0 where some may have to be copied before they are written to."""
-        self.host_block_ids: list[list[int]] = []
-        """Per KV group, while swapped out."""
-        self.commit_at = 0
-        """num_computed_tokens at which the KV manager has something to commit: most steps skip the call."""
+        self._start_blocks(fork_parent)
         self.max_total_tokens = max_total_tokens
         """The sequence ends when it has this many tokens."""
         self.stop_ids, self.eos_token_ids = stop_ids, eos_token_ids
@@ -126,6 +117,18 @@ class Sequence(RequestState):
         self.adapter = adapter
         """What is added to the weights; None: nothing, or what `wait_for_adapter` waits for."""
         self._is_asked_to_hold = self._waits_for_grammar = self._waits_for_adapter = False
+
+    def _start_blocks(self, fork_parent: Sequence | None) -> None:
+        self.fork_parent = fork_parent
+        """A sequence with the same prompt whose blocks this one may share when it is admitted."""
+        self.block_ids: list[list[int]] = []
+        """Per KV group; empty while the sequence holds no device blocks. Id 0: a block that the window freed."""
+        self.capacity = 0
+        """Tokens that its device blocks hold, or 0 where some may have to be copied before they are written to."""
+        self.host_block_ids: list[list[int]] = []
+        """Per KV group, while swapped out."""
+        self.commit_at = 0
+        """num_computed_tokens at which the KV manager has something to commit: most steps skip the call."""
 
     def hold(self, is_held: bool) -> None:
         """What was asked of `RequestControl`."""

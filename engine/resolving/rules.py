@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from dovetail.config.layers import LayeredConfig
 from dovetail.config.manifest import differences
-from dovetail.config.resolved import ResolvedConfig, ResolvedModel
+from dovetail.config.resolved import ResolvedCache, ResolvedConfig, ResolvedModel
 from dovetail.config.schema import AUTO
 from dovetail.config.tree import get
+from dovetail.contracts.attention import AttentionNeed
 from dovetail.contracts.plugin import Environment
 from dovetail.engine.resolving.attention import attention_need
 from dovetail.engine.resolving.cache import choose_kv_dtype, plan_cache, refuse_more_than_host
@@ -80,13 +81,7 @@ def run_rules(state: Resolution) -> ResolvedConfig:
     lora = settle_lora(state)
     operators = choose_operators(state, model)
     need = attention_need(state, model)
-    if model.size.is_encoder:
-        settle_encoder(state)
-        kv_dtype = model.dtype
-        cache = no_cache(state, kv_dtype)
-    else:
-        kv_dtype = choose_kv_dtype(state, need, is_quantized=model.quantization is not None)
-        cache = plan_cache(state, kv_dtype)
+    kv_dtype, cache = _choose_cache(state, model, need)
     speculation, trees = choose_speculation(state, model, cache.dtype)
     drafters = list(speculation.drafters.values()) if speculation is not None else []
     per_token = kv_bytes_per_token(model.size, cache.dtype, config.executor.tensor_parallel)
@@ -136,6 +131,15 @@ def run_rules(state: Resolution) -> ResolvedConfig:
         values=state.values,
     )
     return _complete(state, resolved)
+
+
+def _choose_cache(state: Resolution, model: ChosenModel, need: AttentionNeed) -> tuple[str, ResolvedCache]:
+    """The dtype of keys and values, and the pages: none of an encoder."""
+    if model.size.is_encoder:
+        settle_encoder(state)
+        return model.dtype, no_cache(state, model.dtype)
+    kv_dtype = choose_kv_dtype(state, need, is_quantized=model.quantization is not None)
+    return kv_dtype, plan_cache(state, kv_dtype)
 
 
 def _complete(state: Resolution, resolved: ResolvedConfig) -> ResolvedConfig:
