@@ -22,6 +22,7 @@ from dovetail.contracts.pooling_params import PoolingParams
 from dovetail.contracts.prompts import ChatPrompt, Prompt
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.telemetry import Exposition
+from dovetail.contracts.weight_transport import WeightsReport
 from dovetail.engine.engine import LLMEngine
 from dovetail.engine.kv.manager import KVStatistics
 from dovetail.engine.kv.pool import PrefixCacheReset
@@ -251,6 +252,33 @@ class AsyncLLMEngine:
     async def is_sleeping(self) -> bool:
         """See `LLMEngine.is_sleeping`; asked between two steps."""
         return await self._steps.call(self._engine.is_sleeping)
+
+    async def init_weight_transfer_engine(self, init_info: Mapping[str, Any] | None = None) -> None:
+        """See `WeightUpdates.init_weight_transfer_engine`."""
+        await self._steps.call(partial(self._engine.init_weight_transfer_engine, init_info))
+
+    async def start_weight_update(
+        self, is_checkpoint_format: bool = True, *, weight_version: int | None = None, partial: bool = False
+    ) -> int:
+        """See `WeightUpdates.start_weight_update`."""
+        options: dict[str, Any] = {"weight_version": weight_version, "partial": partial}
+        return await self._steps.call(lambda: self._engine.start_weight_update(is_checkpoint_format, **options))
+
+    async def update_weights(self, update_info: Mapping[str, Any], *, drafter: str | None = None) -> None:
+        """See `WeightUpdates.update_weights`."""
+        await self._steps.call(partial(self._engine.update_weights, update_info, drafter=drafter))
+
+    async def finish_weight_update(self) -> WeightsReport:
+        """See `WeightUpdates.finish_weight_update`."""
+        return await self._steps.call(self._engine.finish_weight_update)
+
+    async def abort_weight_update(self) -> None:
+        """See `WeightUpdates.abort_weight_update`."""
+        await self._steps.call(self._engine.abort_weight_update)
+
+    async def weights(self) -> WeightsReport:
+        """Version and checksum of the weights that the engine has. From any thread."""
+        return self._engine.weights()
 
     async def cache_statistics(self) -> KVStatistics:
         """See `LLMEngine.cache_statistics`; runs between two steps."""

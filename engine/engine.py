@@ -19,6 +19,7 @@ from dovetail.contracts.pooling_params import PoolingParams
 from dovetail.contracts.prompts import Prompt
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.telemetry import Exposition, TelemetrySink
+from dovetail.contracts.weight_transport import WeightsReport
 from dovetail.engine.client_text import ClientText
 from dovetail.engine.core import EngineCore
 from dovetail.engine.exclusive_use import ExclusiveUse, exclusive
@@ -128,7 +129,7 @@ class LLMEngine:
             user=user,
         )
         seq_ids = [sequence.seq_id for sequence in entry.sequences]
-        self._outputs.add(request_id, processed, seq_ids, entry.metrics, entry.weight_version)
+        self._outputs.add(request_id, processed, seq_ids, entry.metrics, entry.weight_version, entry.weight_checksum)
 
     @exclusive
     def step(self) -> list[RequestOutput]:
@@ -269,6 +270,34 @@ class LLMEngine:
     def is_sleeping(self) -> bool:
         """Whether `wake_up` must come before requests."""
         return self.tokens.is_sleeping()
+
+    def init_weight_transfer_engine(self, init_info: Mapping[str, Any] | None = None) -> None:
+        """See `WeightUpdates.init_weight_transfer_engine`."""
+        self.tokens.weight_updates.init_weight_transfer_engine(init_info)
+
+    def start_weight_update(
+        self, is_checkpoint_format: bool = True, *, weight_version: int | None = None, partial: bool = False
+    ) -> int:
+        """See `WeightUpdates.start_weight_update`."""
+        return self.tokens.weight_updates.start_weight_update(
+            is_checkpoint_format, weight_version=weight_version, partial=partial
+        )
+
+    def update_weights(self, update_info: Mapping[str, Any], *, drafter: str | None = None) -> None:
+        """See `WeightUpdates.update_weights`."""
+        self.tokens.weight_updates.update_weights(update_info, drafter=drafter)
+
+    def finish_weight_update(self) -> WeightsReport:
+        """See `WeightUpdates.finish_weight_update`."""
+        return self.tokens.weight_updates.finish_weight_update()
+
+    def abort_weight_update(self) -> None:
+        """See `WeightUpdates.abort_weight_update`."""
+        self.tokens.weight_updates.abort_weight_update()
+
+    def weights(self) -> WeightsReport:
+        """Version and checksum of the weights that the engine has. From any thread."""
+        return self.tokens.weight_updates.report
 
     def determine_num_available_blocks(self) -> tuple[int, int]:
         """See `TokenEngine.determine_num_available_blocks`."""

@@ -15,6 +15,7 @@ from dovetail.contracts.outputs import BeamSearchOutput, RequestOutput
 from dovetail.contracts.pooling_params import CLASSIFY, EMBED, TOKEN_CLASSIFY, PoolingParams
 from dovetail.contracts.prompts import Prompt
 from dovetail.contracts.sampling import BeamSearchParams, SamplingParams
+from dovetail.contracts.weight_transport import WeightsReport
 from dovetail.engine.beam import BeamSearch
 from dovetail.engine.engine import LLMEngine
 from dovetail.engine.input_processor import as_prompts
@@ -280,6 +281,32 @@ class LLM:
     def is_sleeping(self) -> bool:
         """Whether `wake_up` must come before requests."""
         return self.engine.is_sleeping()
+
+    def init_weight_transfer_engine(self, init_info: Mapping[str, Any] | None = None) -> None:
+        """See `WeightUpdates.init_weight_transfer_engine`."""
+        self.engine.init_weight_transfer_engine(init_info)
+
+    def start_weight_update(
+        self, is_checkpoint_format: bool = True, *, weight_version: int | None = None, partial: bool = False
+    ) -> int:
+        """See `WeightUpdates.start_weight_update`."""
+        return self.engine.start_weight_update(is_checkpoint_format, weight_version=weight_version, partial=partial)
+
+    def update_weights(self, update_info: Mapping[str, Any], *, drafter: str | None = None) -> None:
+        """See `WeightUpdates.update_weights`."""
+        self.engine.update_weights(update_info, drafter=drafter)
+
+    def finish_weight_update(self) -> WeightsReport:
+        """See `WeightUpdates.finish_weight_update`."""
+        return self.engine.finish_weight_update()
+
+    def abort_weight_update(self) -> None:
+        """See `WeightUpdates.abort_weight_update`."""
+        self.engine.abort_weight_update()
+
+    def weights(self) -> WeightsReport:
+        """Version and checksum of the weights that the engine has. From any thread."""
+        return self.engine.weights()
 
     def shutdown(self) -> None:
         """Stops the engine. Idempotent."""

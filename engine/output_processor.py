@@ -67,6 +67,7 @@ class RequestRecord:
     input: ProcessedInput
     metrics: RequestMetrics
     weight_version: int
+    weight_checksum: str
     completions: list[CompletionRecord] = field(default_factory=list)
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     num_open: int = 0
@@ -96,10 +97,11 @@ class OutputProcessor:
         seq_ids: list[int],
         metrics: RequestMetrics,
         weight_version: int,
+        weight_checksum: str,
     ) -> None:
         """Takes in an accepted request with one sequence per completion, which these weights compute."""
         params = processed.params
-        record = RequestRecord(request_id, processed, metrics, weight_version, num_open=len(seq_ids))
+        record = RequestRecord(request_id, processed, metrics, weight_version, weight_checksum, num_open=len(seq_ids))
         for index, seq_id in enumerate(seq_ids):
             completion = CompletionRecord(
                 seq_id,
@@ -313,6 +315,7 @@ class OutputProcessor:
             prompt_logprobs=record.prompt_logprobs,
             error=record.error,
             weight_version=record.weight_version,
+            weight_checksum=record.weight_checksum,
             lora_request=record.input.lora_request,
             is_delta=is_delta,
             pooled=record.pooled,

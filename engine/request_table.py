@@ -27,6 +27,7 @@ class RequestEntry:
     num_prompt_tokens: int
     weight_version: int
     """Of the weights that compute it."""
+    weight_checksum: str
     sequences: list[Sequence]
     """One for each completion; in order."""
     metrics: RequestMetrics

@@ -16,6 +16,7 @@ from dovetail.contracts.logits import LogitsProcessor
 from dovetail.contracts.scheduler import Scheduler
 from dovetail.contracts.speculation import AcceptanceRule
 from dovetail.contracts.telemetry import TelemetrySink
+from dovetail.contracts.weight_transport import WeightsReport
 from dovetail.engine.grammar_host import GrammarHost, create_grammar_host
 from dovetail.engine.hooks import HookCaller, create_hook_caller
 from dovetail.engine.kv.hashing import PagesIdentity
@@ -143,13 +144,14 @@ def _parts(
     )
 
 
-def pages_identity(config: ResolvedConfig, layout: KVLayout, weight_version: int) -> PagesIdentity:
-    """What the KV pages of an engine follow from, its weights having been replaced `weight_version` times."""
+def pages_identity(config: ResolvedConfig, layout: KVLayout, weights: WeightsReport) -> PagesIdentity:
+    """What the KV pages of an engine with these weights follow from."""
     used = (config.model_family, config.weight_format, config.quantization, config.attention, config.operators)
     status = [(file.name, file.stat()) for file in _files_of(config.model.files.path)]
     return PagesIdentity(
         weights=tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in status),
-        weight_version=weight_version,
+        weight_version=weights.version,
+        weight_checksum=weights.checksum,
         plugins=plugin_hash([component for component in used if component is not None]),
         dtype=config.model.dtype,
         kv_dtype=config.cache.dtype,

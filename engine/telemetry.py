@@ -27,6 +27,7 @@ from dovetail.contracts.telemetry import (
     StepStats,
     TelemetrySink,
 )
+from dovetail.contracts.weight_transport import WeightsReport
 from dovetail.engine.core import EngineCore
 from dovetail.engine.exposition import joined
 from dovetail.engine.hooks import HookCaller
@@ -64,7 +65,7 @@ class Telemetry:
         """Requests that ended, for those who ask about one."""
         self._first_tokens: list[FirstToken] = []
         """Of the step that is reported next."""
-        self._weight_version = 0
+        self._weights = WeightsReport(version=0, checksum="")
         self._is_closed = False
 
     def attach(self, core: EngineCore, kv: KVCacheManager) -> None:
@@ -93,10 +94,10 @@ class Telemetry:
             self._note_load()
         self._hooks.call("dovetail_request_added", request_id=entry.request_id, params=entry.params, control=control)
 
-    def weights_changed(self, version: int) -> None:
-        """The weights were replaced, so many times by now."""
-        self._weight_version = version
-        self._hooks.call("dovetail_weights_changed", version=version)
+    def weights_changed(self, weights: WeightsReport) -> None:
+        """The weights were replaced by these."""
+        self._weights = weights
+        self._hooks.call("dovetail_weights_changed", version=weights.version)
 
     def first_token(self, entry: RequestEntry, now: float) -> None:
         """A request got its first token in the step that is reported next."""
@@ -209,7 +210,8 @@ class Telemetry:
             kv_blocks_total=kv.num_blocks,
             prefix_query_tokens=kv.prefix_query_tokens,
             prefix_hit_tokens=kv.prefix_hit_tokens,
-            weight_version=self._weight_version,
+            weight_version=self._weights.version,
+            weight_checksum=self._weights.checksum,
             is_asleep=is_asleep,
             drafters={
                 drafter: DrafterTotals(

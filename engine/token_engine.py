@@ -23,6 +23,7 @@ from dovetail.engine.adapters.adapter import Adapter
 from dovetail.engine.adapters.known import KnownAdapter
 from dovetail.engine.adapters.served import ServedAdapters
 from dovetail.engine.core import EngineCore
+from dovetail.engine.draft_blocks import draft_blocks
 from dovetail.engine.exclusive_use import ExclusiveUse, exclusive
 from dovetail.engine.experiments import Experiments
 from dovetail.engine.facts import engine_facts
@@ -30,7 +31,7 @@ from dovetail.engine.holds import Holds
 from dovetail.engine.idle_drafters import IdleDrafters
 from dovetail.engine.idle_memory import IdleMemory
 from dovetail.engine.input_processor import ProcessedInput
-from dovetail.engine.kv.hashing import drafter_seed, prefix_seed
+from dovetail.engine.kv.hashing import prefix_seed
 from dovetail.engine.kv.manager import KVStatistics
 from dovetail.engine.kv.pool import PrefixCacheReset
 from dovetail.engine.pending_grammars import GrammarWait, PendingGrammars
@@ -44,12 +45,14 @@ from dovetail.engine.request_fields import (
 )
 from dovetail.engine.request_reports import is_part_of, live_report
 from dovetail.engine.request_table import RequestEntry, RequestTable
-from dovetail.engine.sequence import DraftBlocks, Sequence
-from dovetail.engine.setup import EngineParts, allocate_kv, check_block_counts, create_parts, pages_identity
+from dovetail.engine.sequence import Sequence
+from dovetail.engine.setup import EngineParts, allocate_kv, check_block_counts, create_parts
 from dovetail.engine.step import Ending
 from dovetail.engine.step_update import GRAMMAR_REFUSED, StepUpdate, TextStop
 from dovetail.engine.telemetry import Telemetry
 from dovetail.engine.tokenization.tokenizer import Tokenizer
+from dovetail.engine.weights.held import HeldWeights
+from dovetail.engine.weights.updates import WeightUpdates
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +92,10 @@ class TokenEngine:
         self._idle_drafters = IdleDrafters()
         self._idle_memory = IdleMemory()
         self._pending_grammars = PendingGrammars(self._holds.notify)
-        self._pages = pages_identity(config, parts.kv.layout, weight_version=0)
+        self._weights = HeldWeights(config, parts.kv.layout, self._telemetry)
+        self.weight_updates = WeightUpdates(
+            config, self.use, self._weights, parts.workers, self._why_weights_stay, lambda: self._core.settle()
+        )
         self._telemetry.attach(self._core, parts.kv)
         self._telemetry.engine_started(self._holds)
         self._closed = False
@@ -138,7 +144,8 @@ class TokenEngine:
             request_id,
             processed.params,
             len(processed.token_ids),
-            self._pages.weight_version,
+            self._weights.report.version,
+            self._weights.report.checksum,
             sequences,
             RequestMetrics(arrival, drafter=processed.drafter),
             num_open=len(sequences),
@@ -373,13 +380,17 @@ class TokenEngine:
         """
         self._parts.workers.call("wake_up", *([True] if new_weights else []))
         if new_weights:
-            self._pages = pages_identity(self.config, self._parts.kv.layout, self._pages.weight_version + 1)
-            self._telemetry.weights_changed(self._pages.weight_version)
+            self._weights.read_again()
         self._is_asleep = False
 
     def is_sleeping(self) -> bool:
         """Whether `wake_up` must come before requests."""
         return self._is_asleep
+
+    def _why_weights_stay(self) -> str | None:
+        if self.request_ids:
+            return "while requests are unfinished, held ones included: let them end, or abort them"
+        return "while the engine sleeps: call wake_up first" if self._is_asleep else None
 
     @exclusive
     def determine_num_available_blocks(self) -> tuple[int, int]:
@@ -502,8 +513,8 @@ class TokenEngine:
             self._end_requests([request_id], Ending("error", GRAMMAR_REFUSED, error), update)
 
     def _adapt(self, sequence: Sequence, adapter: Adapter, cache_salt: str | None) -> None:
-        seed = prefix_seed(self._pages, adapter.digest, cache_salt)
-        sequence.take_adapter(adapter, seed, self._draft_blocks(sequence.drafter, seed))
+        seed = prefix_seed(self._weights.pages, adapter.digest, cache_salt)
+        sequence.take_adapter(adapter, seed, draft_blocks(self.config, sequence.drafter, seed))
 
     def _note_rest(self) -> None:
         if not self._core.has_work:
@@ -558,10 +569,11 @@ class TokenEngine:
     ) -> list[Sequence]:
         if self._is_asleep:
             raise RequestError("the engine sleeps: call wake_up first")
+        self._weights.check_valid()
         params = processed.params
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(64)
         adapter = known.adapter if known is not None else None
-        hash_seed = prefix_seed(self._pages, adapter.digest if adapter is not None else None, cache_salt)
+        hash_seed = prefix_seed(self._weights.pages, adapter.digest if adapter is not None else None, cache_salt)
         drafter = self._idle_drafters.drafter_for(processed.drafter, self._core.idle_drafters)
         return [
             Sequence(
@@ -577,7 +589,7 @@ class TokenEngine:
                 eos_token_ids=processed.eos_token_ids,
                 seed=(seed + index * _SIBLING_STRIDE) & _SEED_MASK,
                 drafter=drafter,
-                draft_blocks=self._draft_blocks(drafter, hash_seed),
+                draft_blocks=draft_blocks(self.config, drafter, hash_seed),
                 grammar=processed.grammar,
                 prediction=processed.prediction,
                 adapter=adapter,
@@ -586,15 +598,3 @@ class TokenEngine:
             )
             for index in range(params.num_sequences)
         ]
-
-    def _draft_blocks(self, name: str | None, hash_seed: bytes) -> DraftBlocks | None:
-        """Blocks also hold pages of a drafter's own layers, if it has any, which only its requests fill. One that runs
-        the target's layers fills no more than slots that the target fills anew."""
-        if name is None or self.config.speculation is None:
-            return None
-        drafter = self.config.speculation.drafters[name]
-        if not drafter.looks_ahead:
-            return None
-        if not drafter.kv_cache:
-            return DraftBlocks(hash_seed, 0, drafter.num_tokens)
-        return DraftBlocks(drafter_seed(hash_seed, name), int(drafter.reads_next_token), drafter.num_tokens)

@@ -34,6 +34,7 @@ GUIDES = {
     "quantization": "writing/quantization.md",
     "route": "routes.md#writing-one",
     "scheduler": "writing/schedulers.md",
+    "weight_transport": "rl.md#a-transport-of-your-own",
     "telemetry_sink": "telemetry.md#a-sink-of-your-own",
 }
 """Pages that say how to write one, by kind."""

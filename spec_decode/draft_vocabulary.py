@@ -30,7 +30,11 @@ class DraftVocabulary:
         """int64 [v]: the target's ids."""
         shape = LinearShape("draft_vocabulary", setup.hidden_size, len(token_ids), has_bias=False)
         self._kernel = setup.create_context().create_kernel(shape)
-        self._kernel.load(slice(0, len(token_ids)), _unembedding(self.token_ids, setup))
+        self.read_target(setup)
+
+    def read_target(self, setup: LayerSetup) -> None:
+        """Takes the target's unembedding, in place of an earlier one."""
+        self._kernel.load(slice(0, len(self.token_ids)), _unembedding(self.token_ids, setup))
         self._kernel.finish()
 
     def logits(self, states: Tensor) -> Tensor:

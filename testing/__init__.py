@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from dovetail.testing.source_suite import ExistingModel as ExistingModel
     from dovetail.testing.source_suite import ModelSourceSuite as ModelSourceSuite
     from dovetail.testing.telemetry_suite import TelemetrySinkSuite as TelemetrySinkSuite
+    from dovetail.testing.transport_suite import WeightSender as WeightSender
+    from dovetail.testing.transport_suite import WeightTransportSuite as WeightTransportSuite
 
 VERSION = ContractVersion(1, 12)
 """Of this package's modules, which go by it together. A suite may get tests in a minor version: they ask for what the
@@ -78,6 +80,8 @@ _MODULES = {
     "WeightFormatSuite": "format_suite",
     "SchedulerSuite": "scheduler_suite",
     "TelemetrySinkSuite": "telemetry_suite",
+    "WeightSender": "transport_suite",
+    "WeightTransportSuite": "transport_suite",
 }
 """Of each name that is imported when it is used."""
 
@@ -109,6 +113,8 @@ __all__ = [
     "SchedulerSuite",
     "TelemetrySinkSuite",
     "WeightFormatSuite",
+    "WeightSender",
+    "WeightTransportSuite",
     "check_fault",
     "run_test",
 ]

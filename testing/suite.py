@@ -61,6 +61,11 @@ SUITES: Mapping[str, SuiteOf] = {
         "(--set expected=FOLDER) for the same weights as safetensors; or save = ... (--set save=./file.py:function), "
         "which writes one; or override the fixture `saved`",
     ),
+    "weight_transport": SuiteOf(
+        "WeightTransportSuite",
+        "what sends buckets to it: write create_sender = ... (--set create_sender=./file.py:MySender), a class that "
+        "derives from dovetail.testing.WeightSender",
+    ),
     "route": SuiteOf(
         "GeneratingRouteSuite",
         "path = ... (--set path=/v1/mine) and body_template = ... "

@@ -31,6 +31,7 @@ from dovetail.worker.machine.environment import detect_environment
 from dovetail.worker.memory import check_weights_fit, kv_bytes
 from dovetail.worker.reading import CheckpointMarks, current_marks, read_module, read_weights
 from dovetail.worker.speculation.loaded import LoadedSpeculation, load_speculation
+from dovetail.worker.weight_update.targets import ModuleTarget, UpdateTarget
 from dovetail.worker.worker_setup import WorkerSetup
 
 
@@ -86,6 +87,8 @@ class LoadedModel:
         self.adapters = _create_adapters(setup, context)
         """None where the config has none."""
         self._marks = marks
+        self._is_updated = False
+        """Whether the weights are not those of the checkpoint any more."""
 
     @functools.cached_property
     def forward(self) -> ModelPass:
@@ -129,6 +132,11 @@ class LoadedModel:
     def check_checkpoint(self) -> None:
         """Raises `ModelError` where the checkpoint is not the one that was read."""
         config = self.setup.config
+        if self._is_updated:
+            raise ModelError(
+                "the weights were updated after they were read, so the checkpoint does not hold what slept: take the"
+                " checkpoint's with wake_up(new_weights=True), or sleep at level 1, which keeps them"
+            )
         marks = current_marks(self.setup.plugins, config.weight_format, config.model.files)
         changed = marks.changed_files(self._marks)
         if changed:
@@ -143,6 +151,18 @@ class LoadedModel:
         self._marks = read_weights(
             self.setup.plugins, self.model, self.context, config.weight_format, config.model.files
         )
+        self._is_updated = False
+        self.speculation.target_changed()
+
+    def update_target(self) -> UpdateTarget:
+        """What an update of the model's weights writes to."""
+        config = self.setup.config
+        return ModuleTarget(self.setup.plugins, config.model_family, config.model.hf_config, self.model, self.context)
+
+    def weights_replaced(self) -> None:
+        """Other weights were written than those of the checkpoint."""
+        self._is_updated = True
+        self.speculation.target_changed()
 
     def _available_bytes(self) -> int:
         cache = self.setup.config.cache

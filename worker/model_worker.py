@@ -17,6 +17,7 @@ from dovetail.worker.loaded_model import LoadedModel, load_model
 from dovetail.worker.running_worker import RunningWorker, SleepingWorker, initialize_cache
 from dovetail.worker.sampling.grammar_compiler import GrammarCompiler
 from dovetail.worker.sleep import check_level
+from dovetail.worker.weight_update.updater import WeightUpdater
 from dovetail.worker.worker_setup import leave_group, set_up
 
 logger = logging.getLogger(__name__)
@@ -43,6 +44,8 @@ class ModelWorker:
         self._running: RunningWorker | None = None
         """None while it sleeps, too."""
         self._sleeping: SleepingWorker | None = None
+        self._updater: WeightUpdater | None = None
+        """Made for the first weight update."""
 
     def load(self) -> None:
         """As `Worker.load`. Raises `CapacityError` for a device that cannot hold the weights."""
@@ -67,6 +70,12 @@ class ModelWorker:
             "wake_up": self._wake_up,
             "forget_finished": self._forget_finished,
             "use_grammars": self._use_grammars,
+            "connect_weights": lambda *args: self._weights().connect(*args),
+            "start_weights": lambda *args: self._weights().start(*args),
+            "receive_weights": lambda *args: self._weights().receive(*args),
+            "prepare_weights": lambda *args: self._weights().prepare(*args),
+            "commit_weights": lambda: self._weights().commit(),
+            "abort_weights": lambda: self._weights().abort(),
         }
         if method not in operations:
             raise ConfigError(f"workers have no operation {method!r}; they have {', '.join(operations)}")
@@ -76,11 +85,13 @@ class ModelWorker:
         """Ends the requests that are left, waits for the device, frees weights and KV pages, and leaves the process
         group."""
         self._end_requests()
+        if self._updater is not None:
+            self._updater.close()
         running = self._with_cache()
         if running is not None:
             self._finish_work()
             running.forward.release()  # graphs hold collectives of the group that is left below
-        self._loaded = self._running = self._sleeping = None
+        self._loaded = self._running = self._sleeping = self._updater = None
         if self._grammars is not None:
             self._grammars.close()
         leave_group(self._setup.placement)
@@ -112,6 +123,11 @@ class ModelWorker:
             raise ConfigError("the worker is awake")
         self._running = self._sleeping.wake_up(new_weights=new_weights)
         self._sleeping = None
+
+    def _weights(self) -> WeightUpdater:
+        if self._updater is None:
+            self._updater = WeightUpdater(self._in_order("connect_weights", self._loaded))
+        return self._updater
 
     def _forget_finished(self) -> None:
         self._in_order("forget_finished", self._with_cache()).runner.forget_finished()

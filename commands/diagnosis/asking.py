@@ -23,6 +23,7 @@ from dovetail.contracts.plugin import Environment, Plugin, PluginOptions
 from dovetail.contracts.quantization import QuantizationNeed
 from dovetail.contracts.scheduler import SchedulerLimits
 from dovetail.contracts.speculation import AcceptanceNeed, SpeculationNeed
+from dovetail.contracts.weight_transport import WeightTransportNeed
 from dovetail.contracts.weights import ModelFiles
 from dovetail.registry.components import dump_options
 from dovetail.registry.entries import Entry
@@ -55,6 +56,7 @@ NEEDS: dict[str, Callable[[str, str], Any]] = {
     "draft_worker": lambda device, dtype: SpeculationNeed(device, dtype, 512, 64, 1, 4, num_layers=2),
     "acceptance_rule": lambda device, dtype: AcceptanceNeed(device, 512, 4),
     "draft_length": lambda device, dtype: LengthNeed(num_tokens=4, gives_confidence=True, trees=False),
+    "weight_transport": lambda device, dtype: WeightTransportNeed(device),
     "dialect": lambda device, dtype: DialectNeed(
         tools=False,
         reasoning=False,

@@ -285,6 +285,8 @@ class ResolvedConfig:
     lora: ResolvedLoRA | None = None
     """None: requests with an adapter are refused."""
     pooling: ResolvedPooling = field(default_factory=ResolvedPooling)
+    weight_transport: Component | None = None
+    """None: the weights are not updated while the engine runs."""
 
     def quantization_need(self) -> QuantizationNeed:
         """What the quantization method is asked for, at its creation as at its check."""
@@ -314,6 +316,8 @@ class ResolvedConfig:
         chosen |= {f"pooling.{task}": component for task, component in self.pooling.poolers.items()}
         if self.grammar is not None:
             chosen["grammar"] = self.grammar.component
+        if self.weight_transport is not None:
+            chosen["weight_transport"] = self.weight_transport
         if self.quantization is not None:
             chosen["model.quantization"] = self.quantization
         if self.operators is not None:

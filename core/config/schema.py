@@ -465,6 +465,9 @@ class EngineConfig(Section):
         default=GrammarSection(),
         description="Structured outputs; auto: what reads the model's tokenizer; null: refuse requests that want them",
     )
+    weight_transport: NamedSection | None = Field(
+        default=None, description="How new weights of a running engine arrive; null: the weights are not updated"
+    )
     logits_processors: dict[Label, NamedSection] = Field(default_factory=dict)
     telemetry: list[NamedSection] = Field(default_factory=list)
     experiments: dict[Label, ExperimentSection] = Field(
@@ -523,6 +526,7 @@ PLACES: tuple[Place, ...] = (
     *(Place(("pooling", task), ComponentSection, "pooler", "name", nullable=True) for task in TASKS),
     Place(("dialect",), ComponentSection, "dialect", "name", nullable=True),
     Place(("grammar",), GrammarSection, "grammar", "name", nullable=True),
+    Place(("weight_transport",), NamedSection, "weight_transport", "name", nullable=True),
     Place(("logits_processors", "*"), NamedSection, "logits_processor", "name"),
     Place(("telemetry", "*"), NamedSection, "telemetry_sink", "name"),
     Place(("experiments", "*"), ExperimentSection),

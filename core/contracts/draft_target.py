@@ -1,5 +1,5 @@
 """Drafters that use more of the target than its last states: what it finds likely after every row that it computed, and
-some of its layers with its own keys and values.
+some of its layers with its own keys and values. And what weight updates ask of drafters.
 
 The abilities are classes to derive from, as those in `dovetail.contracts.speculation`.
 """
@@ -7,7 +7,7 @@ The abilities are classes to derive from, as those in `dovetail.contracts.specul
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -87,3 +87,27 @@ class RunsTarget(DraftWorker):
 
     Such a drafter leaves `DraftCapabilities.tensor_parallel` at 1: other ranks take no part in drafting.
     """
+
+
+class UpdatesWeights(DraftWorker):
+    """A drafter that read weights of its own, which can be replaced while it is loaded (the drafter's share of a weight
+    update). The host calls it between steps. A model of `LoadsModel` is the host's to update: it needs none of this."""
+
+    @abstractmethod
+    def expected_weights(self) -> Mapping[str, tuple[int, ...]]:
+        """Returns the shape of each tensor that the drafter has, by its name in the drafter's files. The host refuses
+        updates with other names or shapes, and those that lack some unless they are partial."""
+
+    @abstractmethod
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]], partial: bool = False) -> None:
+        """Replaces weights by (name, tensor) pairs of `expected_weights`: all, or with `partial` some. Tensors are on
+        the CPU, in any floating dtype; do not keep them. Afterwards the drafter drafts as a new one with these weights
+        does. Addresses in captured graphs stay valid. After an error all weights are loaded again before it drafts."""
+
+
+class CopiesTarget(DraftWorker):
+    """A drafter that keeps a copy of some of the target's weights, such as rows of its unembedding."""
+
+    @abstractmethod
+    def target_changed(self) -> None:
+        """The target's weights were replaced: makes the copy again. Called between steps."""

@@ -249,7 +249,11 @@ class Worker(Protocol):
         memory, level 2 reads the checkpoint again: "wake_up" raises `ModelError` where the checkpoint changed
         meanwhile, unless it is called as "wake_up"(True); "use_grammars"(compiler), before "initialize_cache": what
         compiles the grammars of requests, for the rank that answers; "forget_finished": drafters forget what they
-        learned from finished requests; no request may be under way."""
+        learned from finished requests; no request may be under way; "connect_weights"(init_info),
+        "start_weights"(partial), "receive_weights"(update_info, drafter), "prepare_weights"(checksum) -> checksum,
+        "commit_weights" and "abort_weights": the weights are replaced by what a `WeightTransport` receives, in this
+        order; nothing is written before "commit_weights", which is called once "prepare_weights" succeeded on all
+        ranks."""
 
     def close(self) -> None:
         """Frees what the worker holds. Idempotent."""

@@ -68,6 +68,13 @@ KINDS: dict[str, Kind] = {
             "named tensors from a path, lazily",
             "dovetail.contracts.weights:ModelFiles",
         ),
+        Kind(
+            "weight_transport",
+            "dovetail.contracts.weight_transport:WeightTransport",
+            _V1,
+            "how workers receive new weights",
+            "dovetail.contracts.weight_transport:WeightTransportNeed",
+        ),
         Kind("model_source", "dovetail.contracts.weights:ModelSource", _V1, "a model reference to local files"),
         Kind(
             "quantization",
@@ -136,7 +143,7 @@ KINDS: dict[str, Kind] = {
         Kind(
             "telemetry_sink",
             "dovetail.contracts.telemetry:TelemetrySink",
-            ContractVersion(1, 1),
+            ContractVersion(1, 2),
             "where measurements go",
         ),
     )

@@ -179,8 +179,8 @@ class RequestOutput:
     error: str | None = None
     """Why the request failed, where finish_reason is "error"."""
     weight_version: int = 0
-    """How often the engine's weights had been replaced (`wake_up(new_weights=True)`) when they computed this. They stay
-    while requests are unfinished, so it is one version for all tokens."""
+    """Of the engine's weights when the request came: 0 for those of the start; an update, or
+    `wake_up(new_weights=True)`, brings a higher one."""
 
     is_delta: bool = False
     """Whether `outputs` have only what is new (`output_kind` "delta")."""
@@ -189,6 +189,8 @@ class RequestOutput:
     pooled: PooledStates | None = None
     """The result of a request with `PoolingParams`, whose one completion is empty; `PoolingRequestOutput.from_request`
     makes vLLM's output of it. None of a request that generates, and of one that failed."""
+    weight_checksum: str = ""
+    """Of the weights of that version (`WeightsReport.checksum`); empty for those of the checkpoint."""
 
     @property
     def num_cached_tokens(self) -> int:

@@ -243,6 +243,8 @@ class EngineState:
     """Names of those that requests in the batch have."""
     waiting_adapters: tuple[str, ...] = ()
     """Names of those that requests have which wait, for the adapter itself among other things."""
+    weight_checksum: str = ""
+    """Of the weights' last update (`WeightsReport.checksum`); empty before the first."""
 
 
 class TelemetrySink(Plugin):

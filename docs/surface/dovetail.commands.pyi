@@ -136,6 +136,7 @@ class ResolvedConfig:
     warnings: tuple[str, ...] = ()
     lora: ResolvedLoRA | None = None
     pooling: ResolvedPooling = field(default_factory=ResolvedPooling)
+    weight_transport: Component | None = None
     def quantization_need(self) -> QuantizationNeed: ...
     @property
     def is_strict(self) -> bool: ...

@@ -1,6 +1,6 @@
 import numpy as np, torch
 from abc import ABC, abstractmethod
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from dovetail.contracts.speculation import DraftWorker
 from typing import Any
@@ -33,3 +33,19 @@ class TargetPasses(ABC):
 
 class RunsTarget(DraftWorker):
     ...
+
+
+class UpdatesWeights(DraftWorker):
+    @abstractmethod
+    def expected_weights(self) -> Mapping[str, tuple[int, ...]]: ...
+    @abstractmethod
+    def load_weights(
+        self,
+        weights: Iterable[tuple[str, torch.Tensor]],
+        partial: bool = False,
+    ) -> None: ...
+
+
+class CopiesTarget(DraftWorker):
+    @abstractmethod
+    def target_changed(self) -> None: ...

@@ -92,6 +92,7 @@ class RequestOutput:
     is_delta: bool = False
     lora_request: LoRARequest | None = None
     pooled: PooledStates | None = None
+    weight_checksum: str = ''
     @property
     def num_cached_tokens(self) -> int: ...
 

@@ -151,6 +151,7 @@ class EngineState:
     sinks: tuple[SinkTotals, ...] = ()
     running_adapters: tuple[str, ...] = ()
     waiting_adapters: tuple[str, ...] = ()
+    weight_checksum: str = ''
 
 
 class TelemetrySink(Plugin):

@@ -20,6 +20,7 @@ from dovetail.testing.route_suite import GeneratingRouteSuite, RouteSuite
 from dovetail.testing.scheduler_suite import SchedulerSuite
 from dovetail.testing.source_suite import ExistingModel, ModelSourceSuite
 from dovetail.testing.telemetry_suite import TelemetrySinkSuite
+from dovetail.testing.transport_suite import WeightSender, WeightTransportSuite
 
 __all__ = [
     "AcceptanceRuleSuite",
@@ -49,6 +50,8 @@ __all__ = [
     "TelemetrySinkSuite",
     "VERSION",
     "WeightFormatSuite",
+    "WeightSender",
+    "WeightTransportSuite",
     "check_fault",
     "run_test",
 ]

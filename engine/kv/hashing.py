@@ -20,7 +20,9 @@ class PagesIdentity:
     weights: tuple[tuple[str, int, int], ...]
     """Name, size in bytes and time of change in nanoseconds of each file of the checkpoint."""
     weight_version: int
-    """How many times the weights were replaced since."""
+    """Of the weights: each replacement has a higher one."""
+    weight_checksum: str
+    """Of the tensors that replaced the weights; empty for those of the checkpoint's files."""
     plugins: str
     """Hash of the chosen plugins with their options: model family, quantization, attention backend and the others."""
     dtype: str

@@ -494,7 +494,14 @@ class RemoteEngine:
             self._send(Abort([message.request_id]))  # given up before the engine answered
             return
         processed, stream, answered = self._submitted.pop(message.request_id)
-        self._outputs.add(message.request_id, processed, message.seq_ids, message.metrics, message.weight_version)
+        self._outputs.add(
+            message.request_id,
+            processed,
+            message.seq_ids,
+            message.metrics,
+            message.weight_version,
+            message.weight_checksum,
+        )
         self._streams[message.request_id] = stream
         if not answered.done():
             answered.set_result(None)

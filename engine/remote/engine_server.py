@@ -205,7 +205,9 @@ class EngineServer:
             self._clients[seq_id] = client
         self._requests.setdefault(client, set()).add(message.request_id)
         self._owners[message.request_id] = client, seq_ids
-        self._outboxes[client].send(Accepted(message.request_id, seq_ids, entry.metrics, entry.weight_version))
+        self._outboxes[client].send(
+            Accepted(message.request_id, seq_ids, entry.metrics, entry.weight_version, entry.weight_checksum)
+        )
 
     def _check_queue(self) -> None:
         waiting, limit = self._engine.core.num_waiting, self._max_num_waiting

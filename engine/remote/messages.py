@@ -146,6 +146,7 @@ class Accepted(Message):
     seq_ids: list[int]
     metrics: RequestMetrics
     weight_version: int
+    weight_checksum: str
 
 
 class Refused(Message):

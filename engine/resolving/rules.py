@@ -7,11 +7,12 @@ from dataclasses import replace
 
 from dovetail.config.layers import LayeredConfig
 from dovetail.config.manifest import differences
-from dovetail.config.resolved import ResolvedCache, ResolvedConfig, ResolvedModel
+from dovetail.config.resolved import Component, ResolvedCache, ResolvedConfig, ResolvedModel
 from dovetail.config.schema import AUTO
 from dovetail.config.tree import get
 from dovetail.contracts.attention import AttentionNeed
 from dovetail.contracts.plugin import Environment
+from dovetail.contracts.weight_transport import WeightTransportNeed
 from dovetail.engine.resolving.attention import attention_need
 from dovetail.engine.resolving.cache import choose_kv_dtype, plan_cache, refuse_more_than_host
 from dovetail.engine.resolving.choose import choose
@@ -28,7 +29,7 @@ from dovetail.engine.resolving.operators import choose_operators
 from dovetail.engine.resolving.pooling import choose_poolers
 from dovetail.engine.resolving.resolution import Resolution
 from dovetail.engine.resolving.sentence import trained_length
-from dovetail.engine.resolving.slots import ATTENTION, PROCESSOR, SCHEDULER, TELEMETRY
+from dovetail.engine.resolving.slots import ATTENTION, PROCESSOR, SCHEDULER, TELEMETRY, WEIGHT_TRANSPORT
 from dovetail.engine.resolving.source import refuse_missing_model
 from dovetail.engine.resolving.speculation import choose_speculation, note_lengths
 from dovetail.engine.resolving.tokenizer import eos_token_ids, resolve_chat_template, resolve_tokenizer
@@ -98,6 +99,7 @@ def run_rules(state: Resolution) -> ResolvedConfig:
     dialect = choose_dialect(state, model, chat_template)
     processors = {name: choose(state, PROCESSOR.at(name), None).component for name in config.logits_processors}
     sinks = [choose(state, TELEMETRY.at(str(index)), None).component for index in range(len(config.telemetry))]
+    transport = _weight_transport(state)
     resolved_model = replace(_resolved_model(state, model, max_model_len), chat_template=chat_template)
     grammar = choose_grammar(state, resolved_model)
     resolved = ResolvedConfig(
@@ -117,6 +119,7 @@ def run_rules(state: Resolution) -> ResolvedConfig:
         quantization=model.quantization,
         operators=operators,
         speculation=speculation,
+        weight_transport=transport,
         lora=lora,
         worker_memory_bytes=state.environment.memory_bytes,
         reproducibility=config.reproducibility,
@@ -148,6 +151,13 @@ def _complete(state: Resolution, resolved: ResolvedConfig) -> ResolvedConfig:
     check_lock(state, resolved)
     warnings = [*state.all_warnings(), *differences(state.layered.recorded, components)]
     return replace(resolved, plugin_hash=plugin_hash(components), warnings=tuple(warnings))
+
+
+def _weight_transport(state: Resolution) -> Component | None:
+    if state.config.weight_transport is None:
+        return None
+    need = WeightTransportNeed(state.environment.device_type, state.config.executor.tensor_parallel)
+    return choose(state, WEIGHT_TRANSPORT, need).component
 
 
 def _resolved_model(state: Resolution, model: ChosenModel, max_model_len: int) -> ResolvedModel:

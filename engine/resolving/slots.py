@@ -19,6 +19,7 @@ from dovetail.contracts.route import Route
 from dovetail.contracts.scheduler import Scheduler
 from dovetail.contracts.speculation import AcceptanceRule, DraftWorker
 from dovetail.contracts.telemetry import TelemetrySink
+from dovetail.contracts.weight_transport import WeightTransport
 from dovetail.contracts.weights import ModelFiles, ModelSource, WeightFormat
 from dovetail.engine.resolving.choose import Slot
 
@@ -90,6 +91,7 @@ RULE = Slot[AcceptanceRule](("speculative", "rules", "*"), "acceptance_rule")
 DIALECT = Slot[Dialect](("dialect",), "dialect")
 GRAMMAR = Slot[Grammar](("grammar",), "grammar")
 POOLER = Slot[Pooler](("pooling", "*"), "pooler", _another_mode)
+WEIGHT_TRANSPORT = Slot[WeightTransport](("weight_transport",), "weight_transport")
 PROCESSOR = Slot[LogitsProcessor](("logits_processors", "*"), "logits_processor")
 ROUTE = Slot[Route](("server", "routes", "*"), "route")
 TELEMETRY = Slot[TelemetrySink](("telemetry", "*"), "telemetry_sink")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 
 from dovetail.contracts.attention import AttentionModule
+from dovetail.contracts.draft_target import CopiesTarget, UpdatesWeights
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.kv import KVSpec
 from dovetail.contracts.plugin import Environment
@@ -21,6 +22,7 @@ from dovetail.contracts.speculation import (
     SpeculationNeed,
 )
 from dovetail.nn.hf_config import head_size, num_kv_heads
+from dovetail.nn.loading import expected_shapes, load_weights
 from dovetail.spec_decode.draft_vocabulary import load_draft_vocabulary
 from dovetail.spec_decode.eagle.files import HeadConfig, read_config, tensor_names
 from dovetail.spec_decode.eagle.head import EagleHead, load_head
@@ -38,10 +40,10 @@ class EagleOptions(StateDraftOptions):
     bits where that is fast."""
 
 
-class EagleDrafter(BuildsLayers, ReadsHiddenLayers, StateDrafter):
+class EagleDrafter(BuildsLayers, ReadsHiddenLayers, StateDrafter, UpdatesWeights, CopiesTarget):
     """Runs a head over the pairs of tokens and states."""
 
-    contract: ClassVar[tuple[int, int]] = (1, 0)
+    contract: ClassVar[tuple[int, int]] = (1, 2)
     Options = EagleOptions
     options: EagleOptions
 
@@ -106,6 +108,18 @@ class EagleDrafter(BuildsLayers, ReadsHiddenLayers, StateDrafter):
         self._vocabulary = load_draft_vocabulary(directory, setup) if self._head.lm_head is None else None
         own = self._head.target_ids if self._vocabulary is None else self._vocabulary.token_ids
         self.target_ids = own
+
+    def expected_weights(self) -> Mapping[str, tuple[int, ...]]:
+        """Those of the head's layers. Its map of tokens (`d2t`) stays as it is."""
+        return expected_shapes(self._head)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]], partial: bool = False) -> None:
+        load_weights(self._head, weights, partial=partial)
+
+    def target_changed(self) -> None:
+        """A draft vocabulary has rows of the target's unembedding."""
+        if self._vocabulary is not None:
+            self._vocabulary.read_target(self.setup)
 
     def attention_layers(self) -> Sequence[AttentionModule]:
         return self._layers

@@ -7,13 +7,14 @@ k + 1 places after that one, without looking at the tokens in between.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from dovetail.contracts.draft_target import CopiesTarget, UpdatesWeights
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.contracts.speculation import (
@@ -28,7 +29,7 @@ from dovetail.contracts.speculation import (
 from dovetail.nn.row_max import row_max
 from dovetail.spec_decode.draft_vocabulary import has_draft_vocabulary, load_draft_vocabulary
 from dovetail.spec_decode.medusa.bundled import check_target, find_bundled
-from dovetail.spec_decode.medusa.format import HeadsLayout, load_weights, read_layout
+from dovetail.spec_decode.medusa.format import HeadsLayout, load_weights, named_shapes, read_layout, replace_weights
 from dovetail.spec_decode.medusa.tree import DraftTree, best_tree, chain, from_paths
 
 
@@ -46,11 +47,11 @@ class MedusaOptions(PluginOptions):
     `auto`, which rounds to 8 bits where that is fast."""
 
 
-class MedusaDrafter(BuildsLayers, TreesByOption):
+class MedusaDrafter(BuildsLayers, TreesByOption, UpdatesWeights, CopiesTarget):
     """Guesses with trained heads. Chains and trees are the most likely candidates, not draws: no draft distributions
     are given, so an acceptance rule counts each draft as certain."""
 
-    contract: ClassVar[tuple[int, int]] = (1, 0)
+    contract: ClassVar[tuple[int, int]] = (1, 2)
     Options = MedusaOptions
     # The heads share the target's unembedding, which no single tensor-parallel rank holds.
     capabilities = DraftCapabilities(trees=True, needs_hidden_states=True, confidence=True, stateless=True)
@@ -100,8 +101,21 @@ class MedusaDrafter(BuildsLayers, TreesByOption):
             self._tree = _draft_tree(options, layout, setup.num_tokens)
         except ValueError as error:
             raise ModelError(f"{folder}: {error}") from error
+        self._layout = layout
         self._weights = load_weights(layout, setup.device, setup.dtype)
         self._vocabulary = None if layout.has_unembedding else load_draft_vocabulary(folder, setup)
+
+    def expected_weights(self) -> Mapping[str, tuple[int, ...]]:
+        """The tensors of the file, with its prefix."""
+        return named_shapes(self._layout, self._weights)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], partial: bool = False) -> None:
+        replace_weights(self._layout, self._weights, weights)
+
+    def target_changed(self) -> None:
+        """A draft vocabulary has rows of the target's unembedding."""
+        if self._vocabulary is not None:
+            self._vocabulary.read_target(self.setup)
 
     @torch.inference_mode()
     def propose(self, batch: DraftBatch) -> Sequence[Draft | None]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,6 +104,30 @@ def load_weights(layout: HeadsLayout, device: torch.device, dtype: torch.dtype) 
             rows = [tensors[f"{layout.prefix}{k}.{layout.num_layers}.weight"] for k in heads]
             unembed = torch.stack(rows).to(device, dtype).transpose(-1, -2).contiguous()
     return HeadWeights(blocks, biases, unembed)
+
+
+def named_shapes(layout: HeadsLayout, weights: HeadWeights) -> dict[str, tuple[int, ...]]:
+    """Shape of each tensor of the file, by its name."""
+    return {name: tuple(tensor.shape) for name, tensor in _views(layout, weights).items()}
+
+
+def replace_weights(layout: HeadsLayout, weights: HeadWeights, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Copies tensors, named as in the file, into the memory of `weights`."""
+    views = _views(layout, weights)
+    for name, tensor in tensors:
+        views[name].copy_(tensor)
+
+
+def _views(layout: HeadsLayout, weights: HeadWeights) -> dict[str, Tensor]:
+    """Each tensor of the file as a view of `weights`."""
+    views = {}
+    for k in range(layout.num_heads):
+        for layer in range(layout.num_layers):
+            views[f"{k}.{layer}.linear.weight"] = weights.blocks[layer, k].transpose(-1, -2)
+            views[f"{k}.{layer}.linear.bias"] = weights.biases[layer, k, 0]
+        if weights.unembed is not None:
+            views[f"{k}.{layout.num_layers}.weight"] = weights.unembed[k].transpose(-1, -2)
+    return {layout.prefix + name: view for name, view in views.items()}
 
 
 def _layout(file: Path, prefix: str, shapes: Mapping[str, tuple[int, ...]], config: _Config) -> HeadsLayout:

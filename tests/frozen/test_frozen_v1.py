@@ -42,6 +42,8 @@ from dovetail.testing import (
     SchedulerSuite,
     TelemetrySinkSuite,
     WeightFormatSuite,
+    WeightSender,
+    WeightTransportSuite,
 )
 from dovetail.testing.tiny_models import read_config, read_weights
 
@@ -261,6 +263,7 @@ def _classes(frozen: Any) -> None:
     TestGrammar.plugin = frozen.load("grammar", "frozen")
     TestModelSource.plugin = frozen.load("model_source", "frozen")
     TestWeightFormat.plugin = frozen.load("weight_format", "frozen")
+    TestWeightTransport.plugin = frozen.load("weight_transport", "frozen")
 
 
 class TestExecutor(ExecutorSuite):
@@ -393,3 +396,37 @@ class TestWeightFormat(WeightFormatSuite):
             path, **{name: tensor.numpy() for name, tensor in tensors.items()}, **{"config.json": json.dumps(config)}
         )
         return SavedCheckpoint(path, config, tensors)
+
+
+class Shelf(WeightSender):
+    def __init__(self, folder):
+        self._name = str(folder)
+        self._count = 0
+
+    def connect(self, num_ranks):
+        return {"shelf": self._name}
+
+    def send(self, tensors):
+        from dovetail_frozen_v1.weight_transport import SHELF
+
+        self._count += 1
+        SHELF[f"{self._name}/{self._count}"] = tensors
+        return {"bucket": self._count}
+
+
+class TestWeightTransport(WeightTransportSuite):
+    create_sender = Shelf
+
+
+def test_a_transport_brings_other_weights(run, tiny_llama, expected):
+    shelf = Shelf("shelf")
+    weights = dict(read_weights(tiny_llama[0]))
+    changed = weights | {"model.norm.weight": torch.zeros(64)}
+    with run(weight_transport={"name": "frozen"}) as llm:
+        llm.init_weight_transfer_engine(shelf.connect(1))
+        for sent, tokens in ((changed, [[0] * 8] * 3), (weights, expected)):
+            llm.start_weight_update()
+            llm.update_weights(shelf.send(sent))
+            llm.finish_weight_update()
+            found = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+            assert [output.outputs[0].token_ids for output in found] == tokens

@@ -12,8 +12,8 @@ import torch
 
 from dovetail.config.resolved import ResolvedConfig, ResolvedDrafter, ResolvedDraftModel, ResolvedSpeculation
 from dovetail.contracts.attention import AttentionBackend, AttentionModule, AttentionSetup, TransientSpec
-from dovetail.contracts.draft_target import ReadsTopTokens
-from dovetail.contracts.errors import PluginError
+from dovetail.contracts.draft_target import ReadsTopTokens, UpdatesWeights
+from dovetail.contracts.errors import PluginError, RequestError
 from dovetail.contracts.kv import KVLayout, KVSpec, LatentSpec
 from dovetail.contracts.model import CausalLM
 from dovetail.contracts.plugin import Environment
@@ -42,6 +42,7 @@ from dovetail.worker.speculation.draft_sampling import draft_distributions, draf
 from dovetail.worker.speculation.stages import HostStage
 from dovetail.worker.speculation.target_passes import BatchPasses, pages_batch, proposing
 from dovetail.worker.speculation.top_tokens import check_count
+from dovetail.worker.weight_update.targets import DrafterTarget, ModuleTarget, UpdateTarget
 
 
 class BatchPages(DraftPages):
@@ -76,6 +77,15 @@ class BatchPages(DraftPages):
 
 
 @dataclass(frozen=True)
+class OwnModel:
+    """A drafter's own model, as the host loaded it."""
+
+    module: CausalLM
+    context: BuildContext
+    """The one in which it was built."""
+
+
+@dataclass(frozen=True)
 class LoadedDrafter:
     """One drafter with its weights."""
 
@@ -90,6 +100,8 @@ class LoadedDrafter:
     """Other drafters that it asks."""
     passes: BatchPasses | None = None
     """Its passes over the target's layers, where it is a `RunsTarget`."""
+    own_model: OwnModel | None = None
+    """The model of its own that the host loaded; None where it has none."""
     num_top_tokens: int = 0
     """How many of the target's most likely tokens it or a stage of it reads of each row."""
 
@@ -158,10 +170,12 @@ def _load_drafter(
             own.quantization = plugins.create(drafter.quantization, QuantizationNeed(config.device_type, dtype))
         return own
 
-    own_model = None
+    own_model = own = None
     if drafter.model is not None:
-        own_model = _load_model(config, plugins, drafter.model, create_context())
+        model_context = create_context()
+        own_model = _load_model(config, plugins, drafter.model, model_context)
         own_model = replace(own_model, tokenizer_json=tokenizers.own.get(drafter.name))
+        own = OwnModel(own_model.module, model_context)
     plugin, options = plugins.get(drafter.component)
     passes = BatchPasses(model, context.device) if drafter.runs_target else None
     setup = replace(
@@ -181,7 +195,21 @@ def _load_drafter(
     if reasons := against_caches(plugin.__name__, drafter.caches, layers):
         raise PluginError(f"speculative.drafters.{drafter.name}: {'; '.join(reasons)}")
     num_top_tokens = max([_num_top_tokens(plugin, options, setup), *(stage.num_top_tokens for stage in stages)])
-    return LoadedDrafter(drafter, worker, layers, pages, dtype, stages, passes, num_top_tokens)
+    return LoadedDrafter(drafter, worker, layers, pages, dtype, stages, passes, own, num_top_tokens)
+
+
+def update_target(name: str, drafter: LoadedDrafter, plugins: LoadedPlugins) -> UpdateTarget:
+    """What an update of a drafter's weights writes to. Raises `RequestError` for one without weights, or whose weights
+    cannot be replaced."""
+    model, own = drafter.config.model, drafter.own_model
+    if model is not None and own is not None:
+        return ModuleTarget(plugins, model.family, model.hf_config, own.module, own.context)
+    if isinstance(drafter.worker, UpdatesWeights):
+        return DrafterTarget(drafter.worker)
+    raise RequestError(
+        f"the drafter {name!r} ({type(drafter.worker).__name__}) has no weights that can be replaced: update the model,"
+        " or make an engine with the new drafter"
+    )
 
 
 def _draft_setup(

@@ -11,6 +11,7 @@ import torch
 
 from dovetail.config.resolved import ResolvedConfig
 from dovetail.contracts.attention import AttentionBackend
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.kv import KVLayout, LayerCache
 from dovetail.contracts.model import CausalLM
 from dovetail.nn.context import BuildContext
@@ -18,6 +19,7 @@ from dovetail.registry.bootstrap import LoadedPlugins
 from dovetail.worker.draft_tokenizers import DraftTokenizers
 from dovetail.worker.input_batch import InputBatch
 from dovetail.worker.kv_storage import KVStorage
+from dovetail.worker.weight_update.targets import UpdateTarget
 
 if TYPE_CHECKING:
     from dovetail.worker.largest_step import JudgedRows
@@ -56,6 +58,15 @@ class LoadedSpeculation(ABC):
         """What the largest step has to judge. Takes the memory that drafts take until they are judged."""
 
     @abstractmethod
+    def update_target(self, drafter: str) -> UpdateTarget | None:
+        """What an update of a drafter's weights writes to; None on ranks that draft nothing. Raises `RequestError` for
+        a drafter whose weights cannot be replaced."""
+
+    @abstractmethod
+    def target_changed(self) -> None:
+        """The target's weights were replaced."""
+
+    @abstractmethod
     def start(
         self, layout: KVLayout, storage: KVStorage, batch: InputBatch, backends: Mapping[int, AttentionBackend]
     ) -> Speculation | None:
@@ -73,6 +84,13 @@ class NothingLoaded(LoadedSpeculation):
     def largest_rows(self, device: torch.device) -> Sequence[JudgedRows]:
         """None."""
         return []
+
+    def update_target(self, drafter: str) -> None:
+        """Refused: there is no drafter."""
+        raise RequestError(f"there is no drafter {drafter!r}: the config names none (speculative.drafters)")
+
+    def target_changed(self) -> None:
+        """Nobody needs to know."""
 
     def start(
         self, layout: KVLayout, storage: KVStorage, batch: InputBatch, backends: Mapping[int, AttentionBackend]

@@ -10,6 +10,8 @@ import torch
 from dovetail.config.resolved import ResolvedConfig, ResolvedDrafter, ResolvedSpeculation
 from dovetail.contracts.attention import AttentionBackend
 from dovetail.contracts.draft_length import AdaptiveDraftLength, DrafterFacts
+from dovetail.contracts.draft_target import CopiesTarget
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.kv import KVLayout
 from dovetail.contracts.model import CausalLM
 from dovetail.contracts.scheduler import SchedulerLimits
@@ -22,7 +24,7 @@ from dovetail.worker.kv_storage import KVStorage
 from dovetail.worker.largest_step import JudgedRows
 from dovetail.worker.machine.environment import detect_environment
 from dovetail.worker.sampling.sampler import Sampler
-from dovetail.worker.speculation.drafters import bind_drafters, load_drafters, wanted_layers
+from dovetail.worker.speculation.drafters import bind_drafters, load_drafters, update_target, wanted_layers
 from dovetail.worker.speculation.drafting import Drafting
 from dovetail.worker.speculation.late_reading import LateReading
 from dovetail.worker.speculation.lengths import create_lengths
@@ -32,6 +34,7 @@ from dovetail.worker.speculation.speculation import Speculation
 from dovetail.worker.speculation.top_tokens import TopTokenRecords
 from dovetail.worker.speculation.verifier import DraftedRequest, Verifier
 from dovetail.worker.speculation.waiting_states import WaitingStates
+from dovetail.worker.weight_update.targets import UpdateTarget
 
 
 class LoadedDrafters(LoadedSpeculation):
@@ -75,6 +78,20 @@ class LoadedDrafters(LoadedSpeculation):
             for rule in (rules.default, *rules.others.values())
             for rows in drafts
         ]
+
+    def update_target(self, drafter: str) -> UpdateTarget | None:
+        """As `LoadedSpeculation.update_target`."""
+        if drafter not in self._section.drafters:
+            known = ", ".join(self._section.drafters)
+            raise RequestError(f"there is no drafter {drafter!r}: the config has {known}")
+        return update_target(drafter, self._drafters[drafter], self._plugins) if self._answers else None
+
+    def target_changed(self) -> None:
+        """Tells the drafters that copied some of it."""
+        with torch.inference_mode():
+            for drafter in self._drafters.values():
+                if isinstance(drafter.worker, CopiesTarget):
+                    drafter.worker.target_changed()
 
     def start(
         self, layout: KVLayout, storage: KVStorage, batch: InputBatch, backends: Mapping[int, AttentionBackend]

@@ -82,7 +82,9 @@ class Writer:
         )
         if self._description.max_loras:
             self._write_adapters(page, state)
-        page.gauge("dovetail:weight_version", "How often the weights were replaced.", [(own, state.weight_version)])
+        page.gauge("dovetail:weight_version", "Version of the weights.", [(own, state.weight_version)])
+        checksum = (*own, ("checksum", state.weight_checksum))
+        page.gauge("dovetail:weights_info", "The weights, as labels.", [(checksum, 1)])
 
     def _write_adapters(self, page: Page, state: EngineState) -> None:
         adapters = (

@@ -365,6 +365,7 @@ def test_drain_names_who_gave_its_blocks_up():
 PAGES = PagesIdentity(
     weights=(("model.safetensors", 100, 1),),
     weight_version=0,
+    weight_checksum="",
     plugins="ab",
     dtype="float32",
     kv_dtype="float32",
@@ -374,6 +375,7 @@ PAGES = PagesIdentity(
 OTHERS = {
     "weights": (("model.safetensors", 100, 2),),
     "weight_version": 1,
+    "weight_checksum": "0f",
     "plugins": "cd",
     "dtype": "bfloat16",
     "kv_dtype": "float16",
@@ -391,7 +393,7 @@ def test_only_equal_pages_adapters_and_salts_share_blocks():
         for adapter in (None, "None", "a")
         for salt in (None, "None", "a")
     ]
-    assert len(set(seeds)) == len(seeds) == 72
+    assert len(set(seeds)) == len(seeds) == 81
     assert prefix_seed(replace(PAGES), None, "a") == prefix_seed(PAGES, None, "a")
 
 

@@ -147,6 +147,7 @@ def effective(resolved: ResolvedConfig) -> dict[str, Any]:
         "reproducibility": resolved.reproducibility,
         "dialect": {},
         "grammar": None,
+        "weight_transport": None,
         "logits_processors": {},
         "experiments": {},
         "telemetry": [],

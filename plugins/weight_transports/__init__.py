@@ -1,0 +1,1 @@
+"""How new weights reach the workers of a running engine."""

@@ -1,0 +1,122 @@
+"""After an update an engine is as one that was made with the new checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+
+from dovetail import LLM, SamplingParams
+from tests.engine.weights.conftest import GREEDY, PROMPTS, send, told
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {},
+        {"model": {"quantization": "q8"}},
+        {"model": {"quantization": "q4"}},
+        {"model": {"quantization": "int8", "dtype": "bfloat16"}},
+        {"model": {"operators": None}},
+        {"reproducibility": "strict"},
+        {"executor": {"name": "gpu", "device": "null"}},
+    ],
+    ids=("float32", "q8", "q4", "int8", "plain", "strict", "captured"),
+)
+def test_outputs_are_those_of_a_fresh_engine(
+    make: Callable[..., LLM], new_weights: Mapping[str, torch.Tensor], sections: dict[str, object]
+) -> None:
+    """Native replay, captured graphs and packed kernels included."""
+    llm = make(**sections)
+    old = told(llm)
+    assert send(llm, new_weights).version == 1
+    assert told(llm) == told(make("new", **sections)) != old
+
+
+def test_a_checkpoint_on_disk(make: Callable[..., LLM], checkpoints: Mapping[str, Path]) -> None:
+    llm = make(weight_transport="disk")
+    told(llm)
+    llm.init_weight_transfer_engine()
+    llm.start_weight_update()
+    llm.update_weights({"path": str(checkpoints["new"])})
+    report = llm.finish_weight_update()
+    assert told(llm) == told(make("new"))
+    assert report == llm.weights()
+
+
+def test_every_rank_takes_its_share(make: Callable[..., LLM], new_weights: Mapping[str, torch.Tensor]) -> None:
+    shared = {"name": "multiproc", "tensor_parallel": 2, "threads": 1}
+    llm = make(executor=shared)
+    old = told(llm)
+    send(llm, new_weights)
+    found = told(llm)
+    expected = told(make("new"))
+    assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected] != [tokens for tokens, _ in old]
+    for (_, one), (_, other) in zip(found, expected, strict=True):
+        assert one == pytest.approx(other, abs=1e-5)
+
+
+def test_kv_of_old_weights_is_never_found(make: Callable[..., LLM], new_weights: Mapping[str, torch.Tensor]) -> None:
+    """Equal prompts, cached before the update: nothing is reused, and after it the new pages are."""
+    llm = make()
+    told(llm)
+    cached = [one.num_cached_tokens for one in llm.generate(PROMPTS, GREEDY, use_tqdm=False)]
+    send(llm, new_weights)
+    first = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    assert (cached[0] > 0, first[0].num_cached_tokens) == (True, 0)
+    assert told(llm) == told(make("new"))
+    assert llm.generate(PROMPTS, GREEDY, use_tqdm=False)[0].num_cached_tokens == cached[0]
+
+
+def test_outputs_name_version_and_checksum(make: Callable[..., LLM], new_weights: Mapping[str, torch.Tensor]) -> None:
+    llm = make()
+
+    def named() -> tuple[int, str]:
+        output = llm.generate([PROMPTS[0]], SamplingParams(max_tokens=1), use_tqdm=False)[0]
+        return output.weight_version, output.weight_checksum
+
+    assert named() == (0, "")
+    report = send(llm, new_weights, weight_version=7)
+    assert named() == (7, report.checksum)
+    assert len(report.checksum) == 32
+    assert send(llm, new_weights, num_buckets=1).checksum == report.checksum
+    assert named() == (8, report.checksum)
+
+
+def test_some_weights_alone(make: Callable[..., LLM], new_weights: Mapping[str, torch.Tensor]) -> None:
+    """A partial update leaves the others, and its checksum follows from what was there before."""
+    llm = make()
+    first = send(llm, {"model.norm.weight": new_weights["model.norm.weight"]}, num_buckets=1, partial=True)
+    rest = {name: tensor for name, tensor in new_weights.items() if name != "model.norm.weight"}
+    second = send(llm, rest, partial=True)
+    assert told(llm) == told(make("new"))
+    assert len({first.checksum, second.checksum, send(llm, new_weights).checksum}) == 3
+
+
+def test_another_update_follows(
+    make: Callable[..., LLM], new_weights: Mapping[str, torch.Tensor], checkpoints: Mapping[str, Path]
+) -> None:
+    from safetensors.torch import load_file
+
+    llm = make(model={"quantization": "q8"})
+    before = told(llm)
+    send(llm, new_weights)
+    send(llm, load_file(checkpoints["old"] / "model.safetensors"))
+    assert told(llm) == before
+
+
+def test_tensors_may_change_once_they_were_handed_over(
+    make: Callable[..., LLM], new_weights: Mapping[str, torch.Tensor]
+) -> None:
+    """A trainer goes on in its own memory, in another dtype."""
+    llm = make()
+    mine = {name: tensor.to(torch.float64) for name, tensor in new_weights.items()}
+    llm.init_weight_transfer_engine()
+    llm.start_weight_update()
+    llm.update_weights({"weights": list(mine.items())})
+    for tensor in mine.values():
+        tensor.zero_()
+    llm.finish_weight_update()
+    assert told(llm) == told(make("new"))

@@ -1,0 +1,1 @@
+"""New weights for a loaded model and its drafters: received, checked, then written."""

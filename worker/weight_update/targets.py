@@ -1,0 +1,107 @@
+"""What an update writes to: the model, or a drafter. Each says what is wrong with tensors before one is written."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from re import fullmatch
+from typing import Any
+
+import torch
+
+from dovetail.config.resolved import Component
+from dovetail.contracts.draft_target import UpdatesWeights
+from dovetail.contracts.errors import ModelError
+from dovetail.contracts.model import CausalLM
+from dovetail.contracts.weights import PackedTensor, TensorInfo
+from dovetail.nn.context import BuildContext
+from dovetail.nn.loading import WeightRules
+from dovetail.registry.bootstrap import LoadedPlugins
+from dovetail.worker.weight_update.rehearsal import rehearsal_context
+
+NamedWeights = Iterable[tuple[str, torch.Tensor | PackedTensor]]
+_NO_NUMBERS = frozenset({"bool", "uint8", "int8", "int16", "int32", "int64"})
+
+
+class UpdateTarget(ABC):
+    """One module with weights."""
+
+    packed_formats: frozenset[str] = frozenset()
+    """Formats in which tensors may come packed."""
+
+    @abstractmethod
+    def check(self, infos: Sequence[TensorInfo], *, partial: bool) -> None:
+        """Raises `ModelError` with names and shapes where tensors are missing, unknown, or of another shape or kind.
+        Writes nothing."""
+
+    @abstractmethod
+    def load(self, weights: NamedWeights, *, partial: bool) -> None:
+        """Writes them. After an error the module has some new weights and some old ones."""
+
+
+class ModuleTarget(UpdateTarget):
+    """A model of a family: the engine's, or a drafter's."""
+
+    def __init__(
+        self,
+        plugins: LoadedPlugins,
+        family: Component,
+        hf_config: Mapping[str, Any],
+        model: CausalLM,
+        context: BuildContext,
+    ):
+        """`context`: the one in which `model` was built."""
+        self._plugins = plugins
+        self._family = family
+        self._hf_config = hf_config
+        self._model = model
+        self._context = context
+        if context.quantization is not None:
+            self.packed_formats = context.quantization.capabilities.packed_formats
+
+    def check(self, infos: Sequence[TensorInfo], *, partial: bool) -> None:
+        """Loads tensors without memory into a module without memory, by the family's own rules."""
+        if problems := [f"{info.name} is {info.dtype}" for info in infos if _is_no_number(info)]:
+            raise ModelError(f"weights are floating-point numbers: {', '.join(problems[:12])}")
+        with torch.inference_mode():
+            module: CausalLM = self._plugins.create(self._family).create(
+                self._hf_config, rehearsal_context(self._context)
+            )
+            empty = ((info.name, torch.empty(info.shape, device="meta", dtype=torch.float32)) for info in infos)
+            module.load_weights(empty, partial=partial)
+
+    def load(self, weights: NamedWeights, *, partial: bool) -> None:
+        with torch.inference_mode():
+            self._model.load_weights(weights, partial=partial)
+
+
+class DrafterTarget(UpdateTarget):
+    """A drafter that read its weights itself."""
+
+    def __init__(self, drafter: UpdatesWeights):
+        self._drafter = drafter
+
+    def check(self, infos: Sequence[TensorInfo], *, partial: bool) -> None:
+        expected = self._drafter.expected_weights()
+        given = {info.name: tuple(info.shape) for info in infos}
+        problems = [f"{name} {list(shape)} is not expected" for name, shape in given.items() if name not in expected]
+        problems += [
+            f"{name} has shape {list(shape)}, expected {list(expected[name])}"
+            for name, shape in given.items()
+            if name in expected and shape != tuple(expected[name])
+        ]
+        if not partial:
+            problems += [f"{name} {list(shape)} is missing" for name, shape in expected.items() if name not in given]
+        if problems:
+            more = f", and {len(problems) - 12} more" if len(problems) > 12 else ""
+            raise ModelError(f"these weights do not fit the drafter: {'; '.join(problems[:12])}{more}")
+
+    def load(self, weights: NamedWeights, *, partial: bool) -> None:
+        numbers = ((name, one.dequantized() if isinstance(one, PackedTensor) else one) for name, one in weights)
+        with torch.inference_mode():
+            self._drafter.load_weights(numbers, partial=partial)
+
+
+def _is_no_number(info: TensorInfo) -> bool:
+    """Masks that checkpoints may hold are passed over when weights are loaded, whatever they are."""
+    return info.dtype in _NO_NUMBERS and not any(fullmatch(pattern, info.name) for pattern in WeightRules().ignored)
