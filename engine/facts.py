@@ -12,6 +12,11 @@ from dovetail.registry.components import create_class
 
 _ENCODER = "the model is an encoder, which makes no text: use embed or encode, or serve a model that generates"
 
+_SCORES = (
+    "the checkpoint has a score head in place of an output layer, and makes no text: use classify, score, reward or"
+    " embed"
+)
+
 
 def engine_facts(
     config: ResolvedConfig,
@@ -52,8 +57,14 @@ def engine_facts(
         max_loras=config.lora.max_loras if config.lora is not None else 0,
         dialect=_dialect_facts(config.dialect, tokenizer),
         pooling=_pooling_facts(config),
-        why_not_generate=_ENCODER if model.size.is_encoder else "",
+        why_not_generate=_why_not_generate(config),
     )
+
+
+def _why_not_generate(config: ResolvedConfig) -> str:
+    if config.model.size.is_encoder:
+        return _ENCODER
+    return _SCORES if config.pooling.num_labels else ""
 
 
 def _pooling_facts(config: ResolvedConfig) -> PoolingFacts:
@@ -63,7 +74,7 @@ def _pooling_facts(config: ResolvedConfig) -> PoolingFacts:
         refusals=pooling.refusals,
         skips_prefix=pooling.skips_prefix,
         hidden_size=config.model.size.hidden_size,
-        num_labels=max((need.num_labels for need in pooling.needs.values()), default=0),
+        num_labels=pooling.num_labels,
     )
 
 

@@ -29,6 +29,7 @@ from dovetail.worker.kv_layout import build_layout
 from dovetail.worker.kv_storage import KVStorage
 from dovetail.worker.machine.environment import detect_environment
 from dovetail.worker.memory import check_weights_fit, kv_bytes
+from dovetail.worker.pooling.head import ScoreHead
 from dovetail.worker.reading import CheckpointMarks, current_marks, read_module, read_weights
 from dovetail.worker.speculation.loaded import LoadedSpeculation, load_speculation
 from dovetail.worker.weight_update.targets import ModuleTarget, UpdateTarget
@@ -53,6 +54,8 @@ def load_model(setup: WorkerSetup) -> LoadedModel:
         keeper=_create_keeper(setup, quantization),
         adapters=create_adapter_space(config.lora, getattr(torch, config.model.dtype), setup.torch_device),
     )
+    labels = config.pooling.num_labels
+    head = ScoreHead(labels, config.model.size.hidden_size, setup.torch_device) if labels else None
     model, marks = read_module(
         setup.plugins,
         config.model_family,
@@ -61,11 +64,12 @@ def load_model(setup: WorkerSetup) -> LoadedModel:
         context,
         config.weight_format,
         config.model.files,
+        head,
     )
     speculation = load_speculation(
         config, setup.plugins, model, context, setup.tokenizers, answers=setup.placement.answers
     )
-    return LoadedModel(setup, model, context, speculation, marks)
+    return LoadedModel(setup, model, context, speculation, marks, head)
 
 
 class LoadedModel:
@@ -78,8 +82,10 @@ class LoadedModel:
         context: BuildContext,
         speculation: LoadedSpeculation,
         marks: CheckpointMarks,
+        head: ScoreHead | None = None,
     ):
-        """`marks`: of the checkpoint that the weights are from."""
+        """`marks`: of the checkpoint that the weights are from. `head`: None where the checkpoint has none."""
+        self.head = head
         self.setup = setup
         self.model = model
         self.context = context
@@ -149,7 +155,7 @@ class LoadedModel:
         """Again, into the memory that the weights had before. Raises `ModelError`."""
         config = self.setup.config
         self._marks = read_weights(
-            self.setup.plugins, self.model, self.context, config.weight_format, config.model.files
+            self.setup.plugins, self.model, self.context, config.weight_format, config.model.files, self.head
         )
         self._is_updated = False
         self.speculation.target_changed()

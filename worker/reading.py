@@ -18,6 +18,7 @@ from dovetail.nn.planning import against_size
 from dovetail.registry.bootstrap import LoadedPlugins
 from dovetail.worker.activity import activity
 from dovetail.worker.machine.free_memory import give_back_free_memory
+from dovetail.worker.pooling.head import ScoreHead
 
 
 @dataclass(frozen=True)
@@ -45,23 +46,29 @@ def read_module(
     context: BuildContext,
     weight_format: Component,
     files: ModelFiles,
+    head: ScoreHead | None = None,
 ) -> tuple[CausalLM, CheckpointMarks]:
     """The model with its weights, and what these were read from. Raises `ModelError`, also for a model of another
-    `size` than its family said."""
+    `size` than its family said. `head`: reads its own tensor among them."""
     with torch.inference_mode():
         model: CausalLM = plugins.create(family).create(hf_config, context)
-        marks = _read(plugins, model, context, weight_format, files, context.keeper)
+        marks = _read(plugins, model, context, weight_format, files, context.keeper, head)
         if reasons := against_size(family.name, size, model, context):
             raise ModelError("; ".join(reasons))
     return model, marks
 
 
 def read_weights(
-    plugins: LoadedPlugins, model: CausalLM, context: BuildContext, weight_format: Component, files: ModelFiles
+    plugins: LoadedPlugins,
+    model: CausalLM,
+    context: BuildContext,
+    weight_format: Component,
+    files: ModelFiles,
+    head: ScoreHead | None = None,
 ) -> CheckpointMarks:
     """The weights of a model that had them before and gave their memory back. Raises `ModelError`."""
     with torch.inference_mode():
-        return _read(plugins, model, context, weight_format, files, None)
+        return _read(plugins, model, context, weight_format, files, None, head)
 
 
 def _read(
@@ -71,6 +78,7 @@ def _read(
     weight_format: Component,
     files: ModelFiles,
     keeper: KernelKeeper | None,
+    head: ScoreHead | None,
 ) -> CheckpointMarks:
     """Kernels come from `keeper` where it has them, and are kept by it otherwise."""
     key = None
@@ -79,7 +87,8 @@ def _read(
         marks = CheckpointMarks.of(reader)
         if keeper is not None:
             key = keeper.restore(reader.files())
-        model.load_weights(reader.tensors(_packed_formats(context, reader, keeper)))
+        tensors = reader.tensors(_packed_formats(context, reader, keeper))
+        model.load_weights(tensors if head is None else head.sift(tensors))
     finally:
         reader.close()
     if keeper is not None and key is not None:

@@ -227,6 +227,8 @@ class ResolvedPooling:
     """Tasks whose pooler needs the last states alone."""
     refusals: Mapping[str, str] = field(default_factory=dict)
     """By task that is refused, why."""
+    num_labels: int = 0
+    """Labels of the checkpoint's score head, which stands in place of the output layer; 0: it has none."""
 
 
 @dataclass(frozen=True)

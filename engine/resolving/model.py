@@ -18,6 +18,7 @@ from dovetail.engine.resolving.generation import with_generation_config
 from dovetail.engine.resolving.quantization import choose_quantization
 from dovetail.engine.resolving.resolution import Resolution
 from dovetail.engine.resolving.rope_overrides import apply_overrides
+from dovetail.engine.resolving.score_head import split_score_head
 from dovetail.engine.resolving.slots import FAMILY, WEIGHT_FORMAT, architectures_of
 from dovetail.engine.resolving.source import find_files
 
@@ -36,6 +37,8 @@ class ChosenModel:
     size: ModelSize
     quantization: Component | None
     packed_formats: frozenset[str]
+    num_labels: int = 0
+    """Of the checkpoint's score head; 0: it has none."""
 
 
 def choose_model(state: Resolution) -> ChosenModel:
@@ -43,6 +46,7 @@ def choose_model(state: Resolution) -> ChosenModel:
     source, files = find_files(state)
     weight_format, opener, hf_config = _read_config(state, files)
     _refuse_quantized_checkpoint(opener, hf_config)
+    hf_config, num_labels = split_score_head(state, hf_config)
     with weight_format.calling("open"):
         stored = compare(state, opener, files, hf_config)
     dtype = choose_dtype(state, stored.config)
@@ -50,7 +54,7 @@ def choose_model(state: Resolution) -> ChosenModel:
     refuse_more_than_stored(size, stored, files)
     quantization, packed = choose_quantization(state, family, opener, files, stored.config, dtype)
     parts = source.component, weight_format.component, opener
-    return ChosenModel(files, *parts, stored.config, dtype, family, size, quantization, packed)
+    return ChosenModel(files, *parts, stored.config, dtype, family, size, quantization, packed, num_labels)
 
 
 def _read_config(state: Resolution, files: ModelFiles) -> tuple[Chosen[WeightFormat], WeightFormat, Mapping[str, Any]]:

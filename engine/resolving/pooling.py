@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.config.resolved import Component, ResolvedPooling
+from dovetail.config.schema import AUTO
 from dovetail.contracts.pooling import PoolerNeed
 from dovetail.contracts.pooling_params import LABEL_TASKS, TASKS
 from dovetail.engine.resolving.choose import Question, go_without
@@ -34,8 +35,13 @@ def choose_poolers(state: Resolution, model: ChosenModel) -> ResolvedPooling:
         if section is None:
             refusals[task] = f"pooling.{task} is null ({state.layered.origin(f'pooling.{task}')}): name a pooler"
             continue
-        need = PoolerNeed(task=task, hidden_size=model.size.hidden_size, mode=mode if task == _ONLY_EMBEDS else None)
-        if task in LABEL_TASKS and section.name == "auto":
+        need = PoolerNeed(
+            task=task,
+            hidden_size=model.size.hidden_size,
+            num_labels=model.num_labels,
+            mode=mode if task == _ONLY_EMBEDS else None,
+        )
+        if task in LABEL_TASKS and not model.num_labels and section.name == AUTO:
             refusals[task] = NO_LABELS
             go_without(state, slot.path, section, NO_LABELS)
             continue
@@ -48,7 +54,7 @@ def choose_poolers(state: Resolution, model: ChosenModel) -> ResolvedPooling:
         poolers[task], needs[task] = chosen.component, need
         if chosen.plugin.capabilities.skips_prefix:
             skips_prefix.add(task)
-    return ResolvedPooling(poolers, needs, frozenset(skips_prefix), refusals)
+    return ResolvedPooling(poolers, needs, frozenset(skips_prefix), refusals, model.num_labels)
 
 
 def stored_mode(path: Path) -> str | None:

@@ -10,6 +10,6 @@ def create_poolers(loaded: LoadedModel) -> dict[str, Pooler]:
     """Those that the config chose. Raises `PluginError` where one cannot be made."""
     pooling, plugins = loaded.setup.config.pooling, loaded.setup.plugins
     return {
-        task: plugins.create(component, PoolerSetup(need=pooling.needs[task]))
+        task: plugins.create(component, PoolerSetup(need=pooling.needs[task], score=loaded.head))
         for task, component in pooling.poolers.items()
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import torch
 from dovetail import LLM, AsyncLLMEngine, LLMEngine, PoolingParams, SamplingParams
 from dovetail.contracts.errors import RequestError
 from dovetail.engine.pooling.outputs import PoolingRequestOutput
+from dovetail.testing.tiny_encoders import save_tiny_encoder
+from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 
 MakeLLM = Callable[..., LLM]
 PROMPTS = [[(7 * i + s) % 120 for i in range(length)] for s, length in ((0, 20), (3, 1), (5, 33), (11, 8))]
@@ -187,3 +190,85 @@ def test_values_that_nothing_serves_are_refused(given: dict[str, Any], message: 
 def test_a_task_that_the_config_switches_off_is_refused(make_llm: MakeLLM) -> None:
     with pytest.raises(RequestError, match=r"pooling\.embed is null"):
         make_llm(pooling={"embed": None}).embed([1])
+
+
+def test_encoders_are_pooled_by_their_mean(tmp_path: Path, make_llm: MakeLLM) -> None:
+    encoder = save_tiny_encoder(tmp_path)
+    prompts = [[5, 9, 13], [7] * 12, [3]]
+    with LLM(model={"path": str(tmp_path), "tokenizer_mode": "none", "dtype": "float32"}) as llm:
+        outputs = llm.embed(prompts, use_tqdm=False)
+        with pytest.raises(RequestError, match="the model is an encoder"):
+            llm.generate([1], use_tqdm=False)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        with torch.no_grad():
+            hidden = encoder(torch.tensor([prompt])).last_hidden_state[0]
+        assert cosine(output.outputs.embedding, hidden.mean(0)) > 1 - 1e-6
+
+
+@pytest.mark.parametrize(
+    ("config", "mode"),
+    [
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"),
+        ({"pooling_mode_lasttoken": True}, "last"),
+        ({"pooling_mode": "mean"}, "mean"),
+    ],
+)
+def test_the_files_of_sentence_transformers_choose_the_pooler(
+    config: dict[str, Any], mode: str, tmp_path: Path, make_llm: MakeLLM
+) -> None:
+    save_tiny_model(tmp_path, tiny_config("llama"))
+    (tmp_path / "modules.json").write_text(
+        json.dumps([{"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}])
+    )
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(config))
+    llm = make_llm(model={"path": str(tmp_path)})
+    assert llm.engine.facts.pooling.poolers["embed"] == mode
+
+
+def test_a_way_of_pooling_that_nobody_has_is_refused(tmp_path: Path, make_llm: MakeLLM) -> None:
+    save_tiny_model(tmp_path, tiny_config("llama"))
+    (tmp_path / "modules.json").write_text(json.dumps([{"path": "", "type": "models.Pooling"}]))
+    config = json.loads((tmp_path / "config.json").read_text()) | {"pooling_mode": "max"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    llm = make_llm(model={"path": str(tmp_path)})
+    with pytest.raises(RequestError, match="no installed pooler serves this model"):
+        llm.embed([1])
+
+
+def test_ranks_that_share_the_model_pool_once(make_llm: MakeLLM) -> None:
+    (expected,) = make_llm().embed(PROMPTS[0], use_tqdm=False)
+    shared = make_llm(executor={"name": "multiproc", "tensor_parallel": 2, "threads": 1})
+    (output,) = shared.embed(PROMPTS[0], use_tqdm=False)
+    assert output.outputs.embedding == pytest.approx(expected.outputs.embedding, abs=1e-5)
+
+
+def test_a_pooler_that_raises_fails_its_request_alone(make_llm: MakeLLM, tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN)
+    llm = make_llm(pooling={"token_embed": f"{tmp_path}/broken.py:Broken"})
+    llm.engine.add_request("broken", {"prompt_token_ids": PROMPTS[0]}, PoolingParams(task="token_embed"))
+    llm.engine.add_request("sound", {"prompt_token_ids": PROMPTS[0]}, PoolingParams())
+    last = finish(llm.engine)
+    assert "pooler Broken failed the request: RuntimeError: no more" in str(last["broken"].error)
+    assert last["sound"].pooled is not None
+
+
+BROKEN = """
+from dovetail.contracts.pooling import Pooler, PoolerCapabilities, PoolingState
+
+
+class Broken(Pooler):
+    contract = (1, 0)
+    capabilities = PoolerCapabilities(tasks=frozenset({"token_embed"}))
+
+    def start(self, num_tokens):
+        return State()
+
+
+class State(PoolingState):
+    def add(self, hidden, positions):
+        raise RuntimeError("no more")
+
+    def finish(self):
+        return None
+"""
