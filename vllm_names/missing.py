@@ -31,7 +31,6 @@ PROFILER = (
     "profilers attach from outside: executor cpu runs the model in this process, so torch.profiler.profile() around"
     " generate() sees every operator; for other executors give a profiler the worker's process id"
 )
-_WEIGHT_UPDATES = "weights cannot be changed while an engine runs yet: make a new engine from the new checkpoint"
 _REPLICAS = VLLM_NAMES["data_parallel_size"].refusal
 
 _CONFIG = (
@@ -91,8 +90,6 @@ MEMBERS: Mapping[str, str] = {
     "do_log_stats": _SINKS,
     "do_log_stats_with_interval": _SINKS,
     "reset_mm_cache": MEDIA,
-    "update_weights": _WEIGHT_UPDATES,
-    "init_weight_transfer_engine": _WEIGHT_UPDATES,
     "scale_elastic_ep": _REPLICAS,
     "is_tracing_enabled": _TRACES,
     "preprocess_chat": "LLM.render_chat gives the prompt of a conversation",

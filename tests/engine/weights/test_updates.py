@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from dovetail import LLM, SamplingParams
+from dovetail import LLM, AsyncLLMEngine, SamplingParams
 from tests.engine.weights.conftest import GREEDY, PROMPTS, send, told
 
 
@@ -120,3 +122,23 @@ def test_tensors_may_change_once_they_were_handed_over(
         tensor.zero_()
     llm.finish_weight_update()
     assert told(llm) == told(make("new"))
+
+
+def test_an_async_engine_is_updated_between_steps(
+    make: Callable[..., LLM], new_weights: Mapping[str, torch.Tensor], checkpoints: Mapping[str, Path]
+) -> None:
+    model = {"path": str(checkpoints["old"]), "tokenizer_mode": "none", "dtype": "float32", "max_model_len": 256}
+    sections: dict[str, Any] = {"cache": {"block_size": 4, "num_blocks": 400}, "executor": {"threads": 1}}
+
+    async def updated(engine: AsyncLLMEngine) -> list[int]:
+        await engine.init_weight_transfer_engine()
+        assert await engine.start_weight_update(weight_version=3) == 3
+        await engine.update_weights({"weights": dict(new_weights)})
+        assert await engine.finish_weight_update() == await engine.weights()
+        outputs = [output async for output in engine.generate({"prompt_token_ids": PROMPTS[0]}, GREEDY)]
+        assert outputs[-1].weight_version == 3
+        return list(outputs[-1].outputs[0].token_ids)
+
+    with AsyncLLMEngine.from_config(model=model, weight_transport="in_process", **sections) as engine:
+        found = asyncio.run(updated(engine))
+    assert found == told(make("new"))[0][0]
