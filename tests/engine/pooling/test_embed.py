@@ -126,6 +126,7 @@ def test_a_preempted_request_starts_again(swap_gib: float, make_llm: MakeLLM, ti
         llm.engine.add_request(f"g{index}", {"prompt_token_ids": prompt[:20]}, SamplingParams(max_tokens=60))
         llm.engine.add_request(f"e{index}", {"prompt_token_ids": prompt}, PoolingParams())
     last = finish(llm.engine)
+    assert sum(output.metrics.num_preemptions for output in last.values()) > 0
     for index, prompt in enumerate(prompts):
         vector = PoolingRequestOutput.from_request(last[f"e{index}"]).outputs.data
         assert cosine(vector.tolist(), states(tiny_llama, prompt).mean(0)) > 1 - 1e-6
