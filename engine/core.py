@@ -358,6 +358,7 @@ class EngineCore:
             grammar=sequence.grammar,
             prediction=sequence.prediction,
             pooling=sequence.pooling,
+            token_types=sequence.token_types,
             adapter=sequence.adapter.digest if sequence.adapter is not None else None,
         )
 

@@ -57,6 +57,7 @@ def engine_facts(
         max_loras=config.lora.max_loras if config.lora is not None else 0,
         dialect=_dialect_facts(config.dialect, tokenizer),
         pooling=_pooling_facts(config),
+        num_token_types=model.size.num_token_types,
         why_not_generate=_why_not_generate(config),
     )
 
@@ -75,6 +76,7 @@ def _pooling_facts(config: ResolvedConfig) -> PoolingFacts:
         skips_prefix=pooling.skips_prefix,
         hidden_size=config.model.size.hidden_size,
         num_labels=pooling.num_labels,
+        normalizes=pooling.normalizes,
     )
 
 

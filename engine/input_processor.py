@@ -92,6 +92,8 @@ class ProcessedInput:
     """The adapter that is added to the weights."""
     prediction: tuple[int, ...] = ()
     """Token ids of what the output is expected to be; empty where the request says nothing."""
+    token_types: tuple[int, ...] = ()
+    """The type of each token; empty: all are 0."""
     pooling: PoolingParams | None = None
     """With its task settled: the request ends when its prompt is computed, and `params` are `NEUTRAL`. None: it
     generates."""
@@ -130,6 +132,8 @@ class InputProcessor:
             raise RequestError(self._facts.why_not_generate)
         params = params.snapshot() if params is not None else self.default_sampling_params()
         text, token_ids, cache_salt = self._read(prompt, params.truncate_prompt_tokens, num_output=1)
+        if self._token_types(prompt, token_ids, params.truncate_prompt_tokens):
+            raise RequestError("token_type_ids are for requests that are pooled, not for generate: leave them out")
         shows_logprobs = params.logprobs is not None
         self._check_params(params)
         drafter = self._drafter(params)
@@ -175,7 +179,27 @@ class InputProcessor:
             grammar=None,
             pooling=params,
             needs_every_state=params.task not in self._facts.pooling.skips_prefix,
+            token_types=self._token_types(prompt, token_ids, params.truncate_prompt_tokens),
         )
+
+    def _token_types(self, prompt: Prompt, token_ids: Sequence[int], keep: int | None) -> tuple[int, ...]:
+        """The type of each of the tokens that are kept of a prompt; empty where it gives none."""
+        given: Any = prompt.get("token_type_ids") if isinstance(prompt, Mapping) else None
+        if given is None:
+            return ()
+        count = self._facts.num_token_types
+        if not count:
+            raise RequestError("token_type_ids were given, and the tokens of this model have no types: leave them out")
+        types = as_token_ids("token_type_ids", given)
+        types = types if keep is None else types[-keep:]
+        if isinstance(prompt, Mapping) and prompt.get("prompt_token_ids") is None:
+            raise RequestError("token_type_ids belong to prompt_token_ids, and the prompt is text: give both")
+        if len(types) != len(token_ids) or not all(0 <= one < count for one in types):
+            raise RequestError(
+                f"token_type_ids must be one number of 0 to {count - 1} for each of the {len(token_ids)} tokens, got"
+                f" {list(types)[:8]}"
+            )
+        return tuple(types)
 
     def _read(self, prompt: Prompt, keep: int | None, num_output: int) -> tuple[str | None, list[int], str | None]:
         """Text, token ids and cache salt of a prompt behind which `num_output` tokens must have room. `keep`: only so
@@ -192,7 +216,7 @@ class InputProcessor:
 
     def _tokens(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, Mapping):
-            unknown = set(prompt) - {"prompt", "prompt_token_ids", "cache_salt"}
+            unknown = set(prompt) - {"prompt", "prompt_token_ids", "cache_salt", "token_type_ids"}
             if unknown:
                 raise RequestError(
                     f"unknown prompt key {sorted(map(str, unknown))[0]!r}; give 'prompt' (text) or 'prompt_token_ids',"

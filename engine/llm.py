@@ -232,9 +232,10 @@ class LLM:
         asked for the embeddings of both, and the score is their cosine. Otherwise as `encode`.
         """
         pairs = pairs_of(as_prompts(data_1), as_prompts(data_2))
-        facts = self.engine.facts.pooling
-        if facts.num_labels == 1:
-            joined = [pair_prompt(self.engine.tokenizer, *pair) for pair in pairs]
+        facts = self.engine.facts
+        if facts.pooling.num_labels == 1:
+            has_types = facts.num_token_types > 0
+            joined = [pair_prompt(self.engine.tokenizer, *pair, has_types=has_types) for pair in pairs]
             params = as_task(pooling_params, len(pairs), CLASSIFY)
             return pair_scores(self.encode(joined, params, use_tqdm=use_tqdm, lora_request=lora_request))
         prompts = [prompt for pair in pairs for prompt in pair]

@@ -59,6 +59,7 @@ class Sequence(RequestState):
         "seq_id",
         "stop_ids",
         "token_ids",
+        "token_types",
     )
 
     def __init__(
@@ -83,6 +84,7 @@ class Sequence(RequestState):
         adapter: Adapter | None = None,
         pooling: PoolingParams | None = None,
         needs_every_state: bool = False,
+        token_types: tuple[int, ...] = (),
     ):
         super().__init__(
             request_id,
@@ -107,6 +109,8 @@ class Sequence(RequestState):
         self.drafter = drafter
         self.grammar = grammar
         self.prediction = prediction
+        self.token_types = token_types
+        """The type of each token of the prompt; empty: all are 0."""
         self.pooling = pooling
         """It ends when its prompt is computed, with what is pooled from it; None: it generates."""
         self.needs_every_state = needs_every_state

@@ -348,8 +348,7 @@ class TokenEngine:
 
     @exclusive
     def add_telemetry_sink(self, sink: TelemetrySink) -> None:
-        """Tells `sink` of every step and request from now on, beside the sinks of the config; it is closed with the
-        engine."""
+        """Tells `sink` of every step and request from now on, beside those of the config; the engine closes it."""
         self._telemetry.add_sink(sink)
 
     @exclusive
@@ -592,6 +591,7 @@ class TokenEngine:
                 draft_blocks=draft_blocks(self.config, drafter, hash_seed),
                 grammar=processed.grammar,
                 prediction=processed.prediction,
+                token_types=processed.token_types,
                 adapter=adapter,
                 pooling=processed.pooling,
                 needs_every_state=processed.needs_every_state,

@@ -9,7 +9,7 @@ import torch
 
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.kv import LatentSpec
-from dovetail.contracts.model import CausalLM, ModelContext, ModelNeed, ModelSize
+from dovetail.contracts.model import CausalLM, ModelContext, ModelNeed, ModelSize, ScoresStates
 from dovetail.nn.context import BuildContext
 from dovetail.nn.loading import num_parameters
 
@@ -92,6 +92,7 @@ def against_size(family: str, size: ModelSize, module: CausalLM, context: ModelC
         ("latent_size", size.latent_size, _latent_size(context)),
         ("hidden_size", size.hidden_size, embedded.shape[1]),
         ("vocab_size", size.vocab_size, vocab_size),
+        ("num_labels > 0", size.num_labels > 0, isinstance(module, ScoresStates)),
         *(("is_encoder", size.is_encoder, not one.layer.causal) for one in context.attention_layers),
     )
     each = f" on each of {context.tp_size} ranks" if context.tp_size > 1 else ""

@@ -228,7 +228,9 @@ class ResolvedPooling:
     refusals: Mapping[str, str] = field(default_factory=dict)
     """By task that is refused, why."""
     num_labels: int = 0
-    """Labels of the checkpoint's score head, which stands in place of the output layer; 0: it has none."""
+    """Labels of the checkpoint's score head, its family's or the host's; 0: it has none."""
+    normalizes: bool = True
+    """Whether embeddings get length 1 where a request does not say."""
 
 
 @dataclass(frozen=True)

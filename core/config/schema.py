@@ -427,6 +427,11 @@ class PoolingSection(Section):
         default=ComponentSection(),
         description="One vector per prompt; auto: as the checkpoint's files say, else the last state; null: refuse",
     )
+    normalize: bool | None = Field(
+        default=None,
+        description="Whether embeddings get length 1 where a request does not say; null: as the checkpoint's files "
+        "say, else yes",
+    )
     token_embed: ComponentSection | None = Field(
         default=ComponentSection(), description="A vector per token; null: refuse it"
     )

@@ -73,6 +73,8 @@ class PoolingFacts:
     """Dimensions of an embedding."""
     num_labels: int = 0
     """Labels of the checkpoint's score head; 0: it has none."""
+    normalizes: bool = True
+    """Whether embeddings get length 1 where a request does not say."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +131,8 @@ class EngineFacts:
     dialect: DialectFacts | None = None
     """None: the engine has no tokenizer, or no dialect."""
     pooling: PoolingFacts = PoolingFacts()
+    num_token_types: int = 0
+    """Types that the tokens of a prompt may have (`TokensPrompt`); 0: they have none."""
     why_not_generate: str = ""
     """Why requests with `SamplingParams` are refused; empty: the model generates."""
 

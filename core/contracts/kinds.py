@@ -57,7 +57,7 @@ KINDS: dict[str, Kind] = {
         Kind(
             "model_family",
             "dovetail.contracts.model:ModelFamily",
-            ContractVersion(1, 6),
+            ContractVersion(1, 7),
             "a config to a module that calls attention",
             "dovetail.contracts.model:ModelNeed",
         ),
@@ -131,7 +131,7 @@ KINDS: dict[str, Kind] = {
             "how many drafts are asked for and verified",
             "dovetail.contracts.draft_length:LengthNeed",
         ),
-        Kind("route", "dovetail.contracts.route:Route", ContractVersion(1, 4), "endpoints of the server"),
+        Kind("route", "dovetail.contracts.route:Route", ContractVersion(1, 5), "endpoints of the server"),
         Kind(
             "dialect",
             "dovetail.contracts.dialect:Dialect",

@@ -320,6 +320,8 @@ class ModelSize:
     ids that it embeds."""
     num_token_types: int = 0
     """Number of token types (`ModelInputs.token_types`); 0: tokens have none."""
+    num_labels: int = 0
+    """Labels of the score head of a module that is a `ScoresStates`; 0: it has no head."""
 
     def cache(self, dtype: str, tensor_parallel: int = 1) -> KVSpec:
         """Returns what each attention layer caches on one of `tensor_parallel` ranks, in pages of `dtype`, as far as
@@ -345,6 +347,15 @@ class PredictsFurther(ABC):
     def combine(self, embeddings: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
         """Returns the input of the layer [T, hidden_size], from the embeddings of the next tokens (as `CausalLM.embed`
         returns them) and the states before them, both [T, hidden_size]; it writes into neither."""
+
+
+class ScoresStates(ABC):
+    """A `CausalLM` with a score head: from a hidden state to one number for each label (`ModelSize.num_labels`)."""
+
+    @abstractmethod
+    def score(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Returns the scores before any activation: [n, hidden_size], rows of `ModelOutputs.hidden`, -> [n,
+        num_labels], without collectives: only the rank that answers calls it. Last stage only."""
 
 
 FURTHER_MODULE = "further_module"

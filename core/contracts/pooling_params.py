@@ -39,7 +39,8 @@ class PoolingParams:
     """Leading dimensions of an embedding that are kept, for models that were trained for it (Matryoshka embeddings,
     Kusupati et al. 2022); 1 to the hidden size. None: all."""
     normalize: bool | None = None
-    """Whether an embedding is divided by its length, after `dimensions`. None: yes."""
+    """Whether an embedding is divided by its length, after `dimensions`. None: as `pooling.normalize` of the config,
+    which by default is what the checkpoint's files say, else yes."""
     use_activation: bool | None = None
     """Whether scores go through the activation: the softmax over several labels, the sigmoid of one. None: yes."""
     truncate_prompt_tokens: int | None = None

@@ -20,6 +20,8 @@ class TokensPrompt(TypedDict):
     prompt_token_ids: list[int]
     prompt: NotRequired[str]
     cache_salt: NotRequired[str]
+    token_type_ids: NotRequired[list[int]]
+    """The type of each token, for models whose tokens have types: which text of a pair it is of. Left out: all 0."""
 
 
 @dataclass(frozen=True, kw_only=True)

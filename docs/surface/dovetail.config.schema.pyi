@@ -161,6 +161,7 @@ class ServerSection(Section):
 
 class PoolingSection(Section):
     embed: ComponentSection | None = ComponentSection()
+    normalize: bool | None = None
     token_embed: ComponentSection | None = ComponentSection()
     classify: ComponentSection | None = ComponentSection()
     token_classify: ComponentSection | None = ComponentSection()

@@ -38,6 +38,7 @@ class PoolingFacts:
     skips_prefix: frozenset[str] = frozenset()
     hidden_size: int = 0
     num_labels: int = 0
+    normalizes: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +70,7 @@ class EngineFacts:
     max_loras: int = 0
     dialect: DialectFacts | None = None
     pooling: PoolingFacts = PoolingFacts()
+    num_token_types: int = 0
     why_not_generate: str = ''
 
 

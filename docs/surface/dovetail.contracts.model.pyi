@@ -124,12 +124,18 @@ class ModelSize:
     latent_size: int = 0
     is_encoder: bool = False
     num_token_types: int = 0
+    num_labels: int = 0
     def cache(self, dtype: str, tensor_parallel: int = 1) -> KVSpec: ...
 
 
 class PredictsFurther(ABC):
     @abstractmethod
     def combine(self, embeddings: torch.Tensor, states: torch.Tensor) -> torch.Tensor: ...
+
+
+class ScoresStates(ABC):
+    @abstractmethod
+    def score(self, hidden: torch.Tensor) -> torch.Tensor: ...
 
 FURTHER_MODULE = 'further_module'
 

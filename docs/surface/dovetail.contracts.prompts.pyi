@@ -11,6 +11,7 @@ class TokensPrompt(TypedDict):
     prompt_token_ids: list[int]
     prompt: NotRequired[str]
     cache_salt: NotRequired[str]
+    token_type_ids: NotRequired[list[int]]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,6 +31,8 @@ def settled(params: PoolingParams, facts: PoolingFacts) -> PoolingParams:
             f"dimensions is {params.dimensions}, and embeddings of this model have {facts.hidden_size}: ask for 1 to"
             f" {facts.hidden_size}"
         )
+    if params.normalize is None and task not in LABEL_TASKS:
+        params = replace(params, normalize=facts.normalizes)
     return replace(params, task=task)
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from dovetail.contracts.errors import RequestError
-from dovetail.contracts.prompts import Prompt
+from dovetail.contracts.prompts import Prompt, TokensPrompt
 from dovetail.contracts.sampling import as_token_ids
 from dovetail.engine.pooling.outputs import (
     PoolingRequestOutput,
@@ -29,13 +29,16 @@ def pairs_of(first: Sequence[Prompt], second: Sequence[Prompt]) -> list[tuple[Pr
     return list(zip(first, second, strict=True))
 
 
-def pair_prompt(tokenizer: Tokenizer | None, first: Prompt, second: Prompt) -> Prompt:
-    """Two texts, or two lists of token ids, as one prompt. Raises `RequestError` for one of each."""
+def pair_prompt(tokenizer: Tokenizer | None, first: Prompt, second: Prompt, *, has_types: bool) -> Prompt:
+    """Two texts, or two lists of token ids, as one prompt. `has_types`: whether the model's tokens have types. Raises
+    `RequestError` for one of each."""
     texts, ids = [_text_of(one) for one in (first, second)], [_ids_of(one) for one in (first, second)]
     if texts[0] is not None and texts[1] is not None:
         if tokenizer is None:
             raise RequestError("this engine has no tokenizer (tokenizer_mode none): give token ids")
-        return {"prompt": f"{texts[0]}\n{texts[1]}", "prompt_token_ids": tokenizer.encode_pair(texts[0], texts[1])}
+        token_ids, types = tokenizer.encode_pair(texts[0], texts[1])
+        pair: TokensPrompt = {"prompt": f"{texts[0]}\n{texts[1]}", "prompt_token_ids": token_ids}
+        return {**pair, "token_type_ids": types} if has_types else pair
     if ids[0] is not None and ids[1] is not None:
         return {"prompt_token_ids": [*ids[0], *ids[1]]}
     raise RequestError("score takes two texts, or two lists of token ids, not one of each")

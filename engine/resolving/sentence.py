@@ -8,6 +8,7 @@ from typing import Any
 
 _FILES = ("sentence_bert_config.json", "sentence_roberta_config.json", "sentence_xlm-roberta_config.json")
 _KEY = "max_seq_length"
+_MODULES, _POOLING = "modules.json", "pooling_mode_"
 
 
 def trained_length(path: Path) -> tuple[int, str] | None:
@@ -18,6 +19,46 @@ def trained_length(path: Path) -> tuple[int, str] | None:
         if isinstance(length, int) and not isinstance(length, bool) and length > 0:
             return length, name
     return None
+
+
+def stored_mode(path: Path) -> str | None:
+    """How the files of sentence-transformers say that states are pooled ("mean", "cls", "lasttoken", ...): modules.json
+    names the folder of a pooling module, whose config has one `pooling_mode_...` that is true. None where they say
+    nothing; several modes, whose vectors would be joined, are one name that no pooler has."""
+    modules = read_json(path / _MODULES) if path.is_dir() else None
+    for module in modules if isinstance(modules, list) else ():
+        if not isinstance(module, dict) or not str(module.get("type", "")).endswith("Pooling"):
+            continue
+        config = read_json(path / str(module.get("path", "")) / "config.json")
+        if isinstance(config, dict):
+            return _mode_of(config)
+    return None
+
+
+def _mode_of(config: dict[str, Any]) -> str | None:
+    named = config.get("pooling_mode")
+    if isinstance(named, str):
+        return named
+    chosen = [key.removeprefix(_POOLING) for key, value in config.items() if key.startswith(_POOLING) and value is True]
+    modes = [mode.removesuffix("_tokens").removesuffix("_token") for mode in chosen]
+    return "+".join(modes) or None
+
+
+def stored_normalize(path: Path) -> bool | None:
+    """Whether modules.json has a module that divides vectors by their length; None where there is no such file."""
+    modules = read_json(path / _MODULES) if path.is_dir() else None
+    if not isinstance(modules, list):
+        return None
+    return any(isinstance(one, dict) and str(one.get("type", "")).endswith("Normalize") for one in modules)
+
+
+def other_modules(path: Path) -> list[str]:
+    """Names of the modules in modules.json besides the model, pooling and normalization: vectors go through them too
+    (Dense, say)."""
+    modules = read_json(path / _MODULES) if path.is_dir() else None
+    types = [str(one.get("type", "")) for one in modules if isinstance(one, dict)] if isinstance(modules, list) else []
+    names = [name.rpartition(".")[2] for name in types]
+    return [name for name in names if name not in ("Transformer", "Pooling", "Normalize")]
 
 
 def read_json(path: Path) -> Any:

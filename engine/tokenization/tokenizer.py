@@ -61,10 +61,12 @@ class Tokenizer(ABC):
         Raises `RequestError` for text that is no Unicode (lone surrogates).
         """
 
-    def encode_pair(self, first: str, second: str) -> list[int]:
-        """Token ids of two texts as one prompt, as cross-encoders read them: joined as the tokenizer's own files say
-        ([SEP] between them, say), or one behind the other. Raises as `encode` does."""
-        return self.encode(first) + self.encode(second, add_special_tokens=False)
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
+        """Token ids of two texts as one prompt, as cross-encoders read them, and the type of each token: joined and
+        typed as the tokenizer's own files say ([CLS] first [SEP] second [SEP] of BERT: 0 up to the first [SEP], then
+        1), or one behind the other and 0. Raises as `encode` does."""
+        ids = self.encode(first) + self.encode(second, add_special_tokens=False)
+        return ids, [0] * len(ids)
 
     @abstractmethod
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -354,13 +356,13 @@ class FastTokenizer(Tokenizer):
             raise RequestError(f"the text cannot be tokenized, it is not valid Unicode: {error}") from error
         return self._prefix + ids if add_special_tokens else ids
 
-    def encode_pair(self, first: str, second: str) -> list[int]:
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
         """See `Tokenizer.encode_pair`."""
         try:
             (found,) = self._backend.encode_batch_fast([(first, second)])
         except (UnicodeEncodeError, TypeError) as error:
             raise RequestError(f"the texts cannot be tokenized, they are not valid Unicode: {error}") from error
-        return self._prefix + list(found.ids)
+        return self._prefix + found.ids, [0] * len(self._prefix) + found.type_ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """See `Tokenizer.decode`."""

@@ -17,6 +17,7 @@ from dovetail.contracts.model import (
     ModelNeed,
     ModelOutputs,
     ModelSize,
+    ScoresStates,
 )
 from dovetail.contracts.plugin import Environment
 from dovetail.contracts.weights import PackedTensor
@@ -26,6 +27,7 @@ from dovetail.nn import (
     LayerNorm,
     ModelContext,
     QKVLinear,
+    ReplicatedLinear,
     RowLinear,
     VocabEmbedding,
     WeightHolder,
@@ -38,26 +40,31 @@ from dovetail.nn import (
 from dovetail.nn.hf_config import Config, required
 from dovetail.nn.planning import planned_size, reasons_against
 
-_ROBERTA = ("RobertaModel", "XLMRobertaModel")
+_ROBERTA = (
+    *("RobertaModel", "RobertaForSequenceClassification"),
+    *("XLMRobertaModel", "XLMRobertaForSequenceClassification"),
+)
+_CLASSIFIES = "ForSequenceClassification"
 _RULES = WeightRules(
     renamed=(
         (r"^(bert|roberta)\.", ""),
         (r"\.gamma$", ".weight"),  # of TensorFlow's checkpoints
         (r"\.beta$", ".bias"),
     ),
-    # What BertModel computes besides the hidden states is not asked for.
-    ignored=(r"pooler\..*", r"embeddings\.(position_ids|token_type_ids)"),
+    ignored=(r"embeddings\.(position_ids|token_type_ids)",),
 )
+_RULES_WITHOUT_HEAD = replace(_RULES, ignored=(*_RULES.ignored, r"pooler\..*"))
+"""What BertModel computes besides the hidden states is not asked for."""
 
 
 class BertFamily(ModelFamily):
     """Encoders with post-norm layers, learned positions and token types (Devlin et al. 2018, arXiv 1810.04805)."""
 
-    contract = (1, 6)
+    contract = (1, 7)
     capabilities = ModelCapabilities(tensor_parallel=None, quantization=True, batch_invariant=True)
     stability = "provisional"
     preference: ClassVar[int] = 10
-    architectures = ("BertModel", *_ROBERTA)
+    architectures = ("BertModel", "BertForSequenceClassification", *_ROBERTA)
 
     @classmethod
     def check(cls, need: ModelNeed, options: Any, environment: Environment) -> list[str]:
@@ -67,7 +74,8 @@ class BertFamily(ModelFamily):
     def size(self, config: Mapping[str, Any]) -> ModelSize:
         """Counted from the module's own blocks."""
         positions = int(required(config, "max_position_embeddings")) - _first_position(config)
-        return replace(planned_size(create, config, positions), num_token_types=_num_types(config))
+        size = planned_size(create, config, positions)
+        return replace(size, num_token_types=_num_types(config), num_labels=_num_labels(config))
 
     def create(self, config: Mapping[str, Any], context: ModelContext) -> CausalLM:
         """Builds the encoder for config's architecture."""
@@ -86,13 +94,21 @@ def create(config: Mapping[str, Any], context: ModelContext) -> BertEncoder:
             f"position_embedding_type = {kind!r} is not served: positions are added to the embeddings here"
         )
     check_whole(context, "bert")
-    return BertEncoder(context, config)
+    return BertClassifier(context, config) if _num_labels(config) else BertEncoder(context, config)
 
 
 def _first_position(config: Config) -> int:
     """Row of the position table that the first token gets: RoBERTa counts from behind the padding token's id."""
     is_roberta = required(config, "architectures")[0] in _ROBERTA
     return int(config.get("pad_token_id") or 0) + 1 if is_roberta else 0
+
+
+def _num_labels(config: Config) -> int:
+    """Of the score head; 0: there is none."""
+    if not required(config, "architectures")[0].endswith(_CLASSIFIES):
+        return 0
+    named = config.get("id2label")
+    return len(named) if named else int(config.get("num_labels") or 2)
 
 
 def _num_types(config: Config) -> int:
@@ -156,6 +172,8 @@ class BertLayer(torch.nn.Module):
 class BertEncoder(torch.nn.Module):
     """The whole encoder; a `CausalLM` without logits."""
 
+    rules: ClassVar[WeightRules] = _RULES_WITHOUT_HEAD
+
     def __init__(self, context: ModelContext, config: Config):
         super().__init__()
         hidden_size, table = int(required(config, "hidden_size")), "embeddings"
@@ -194,4 +212,23 @@ class BertEncoder(torch.nn.Module):
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor | PackedTensor]], partial: bool = False) -> None:
         """As `CausalLM.load_weights`."""
-        load_weights(self, weights, _RULES, partial=partial)
+        load_weights(self, weights, self.rules, partial=partial)
+
+
+class BertClassifier(BertEncoder, ScoresStates):
+    """The encoder with a score head of two layers, which reads the state of the first token."""
+
+    rules = _RULES
+
+    def __init__(self, context: ModelContext, config: Config):
+        super().__init__(context, config)
+        hidden_size = int(required(config, "hidden_size"))
+        is_roberta = required(config, "architectures")[0] in _ROBERTA
+        dense, out = ("classifier.dense", "classifier.out_proj") if is_roberta else ("pooler.dense", "classifier")
+        self.dense = ReplicatedLinear(context, dense, hidden_size, hidden_size, bias=True)
+        self.out = ReplicatedLinear(context, out, hidden_size, _num_labels(config), bias=True)
+
+    def score(self, hidden: torch.Tensor) -> torch.Tensor:
+        """As `ScoresStates.score`."""
+        scores: torch.Tensor = self.out(torch.tanh(self.dense(hidden)))
+        return scores

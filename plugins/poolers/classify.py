@@ -38,7 +38,7 @@ class ClassifyPooler(_ScoringPooler):
 
     contract = (1, 0)
     preference: ClassVar[int] = 10
-    capabilities = PoolerCapabilities(tasks=frozenset({CLASSIFY}), skips_prefix=True)
+    capabilities = PoolerCapabilities(tasks=frozenset({CLASSIFY}), modes=frozenset({"lasttoken"}), skips_prefix=True)
 
     def start(self, num_tokens: int) -> PoolingState:
         return _LastScore(self)
@@ -55,6 +55,30 @@ class _LastScore(PoolingState):
     def finish(self) -> torch.Tensor:
         assert self._last is not None, "a prompt has a token"
         return self._pooler.scores(self._last)[0]
+
+
+class ClassifyClsPooler(_ScoringPooler):
+    """Scores of the prompt: those of its first token, as Hugging Face's `ForSequenceClassification` of encoders."""
+
+    contract = (1, 0)
+    capabilities = PoolerCapabilities(tasks=frozenset({CLASSIFY}), modes=frozenset({"cls"}))
+
+    def start(self, num_tokens: int) -> PoolingState:
+        return _FirstScore(self)
+
+
+class _FirstScore(PoolingState):
+    def __init__(self, pooler: ClassifyClsPooler):
+        self._pooler = pooler
+        self._first: torch.Tensor | None = None
+
+    def add(self, hidden: torch.Tensor, positions: range) -> None:
+        if self._first is None:
+            self._first = hidden[:1].clone()
+
+    def finish(self) -> torch.Tensor:
+        assert self._first is not None, "a prompt has a token"
+        return self._pooler.scores(self._first)[0]
 
 
 class TokenClassifyPooler(_ScoringPooler):

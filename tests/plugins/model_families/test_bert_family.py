@@ -14,7 +14,7 @@ from dovetail.attention_backends.reference import ReferenceBackend
 from dovetail.attention_backends.sdpa import SDPABackend
 from dovetail.contracts.attention import AttentionBackend
 from dovetail.contracts.errors import ModelError
-from dovetail.contracts.model import Communicator, ModelNeed
+from dovetail.contracts.model import Communicator, ModelNeed, ScoresStates
 from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.plugin import Environment
 from dovetail.nn.planning import against_size
@@ -130,6 +130,18 @@ def test_the_size_is_that_of_the_model(encoder: Any) -> None:
     assert against_size("bert", replace(size, is_encoder=False), model.model, model.context) == [
         "the model family bert says is_encoder False, and builds a model of True: correct its size()"
     ]
+
+
+@pytest.mark.parametrize(("model_type", "labels"), [("bert", 1), ("roberta", 3)])
+def test_scores_equal_those_of_transformers(encoder: Any, model_type: str, labels: int) -> None:
+    one = encoder(model_type, num_labels=labels, pad_token_id=1)
+    model = harness(one)
+    assert BertFamily(BertFamily.Options()).size(one[0]).num_labels == labels
+    assert isinstance(model.model, ScoresStates)
+    for actual, prompt in zip(states(model, PROMPTS), PROMPTS, strict=True):
+        with torch.no_grad():
+            scores = one[2](torch.tensor([prompt])).logits
+        torch.testing.assert_close(model.model.score(actual[:1]), scores, rtol=0, atol=2e-5)
 
 
 def test_names_of_older_checkpoints(encoder: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dovetail.plugins.poolers.classify import ClassifyPooler, TokenClassifyPooler
+from dovetail.plugins.poolers.classify import ClassifyClsPooler, ClassifyPooler, TokenClassifyPooler
 from dovetail.plugins.poolers.states import ClsPooler, LastPooler, MeanPooler, TokenPooler
 from dovetail.testing.pooler_suite import PoolerSuite
 
@@ -29,3 +29,7 @@ class TestClassify(PoolerSuite):
 
 class TestTokenClassify(PoolerSuite):
     plugin = TokenClassifyPooler
+
+
+class TestClassifyCls(PoolerSuite):
+    plugin = ClassifyClsPooler
