@@ -18,6 +18,7 @@ from dovetail.config.resolved import ResolvedConfig
 from dovetail.contracts.engine_client import EngineFacts, RequestPlan, RequestReports
 from dovetail.contracts.lora import LoadedLoRA, LoRARequest
 from dovetail.contracts.outputs import RequestOutput
+from dovetail.contracts.pausing import PauseMode
 from dovetail.contracts.pooling_params import PoolingParams
 from dovetail.contracts.prompts import ChatPrompt, Prompt
 from dovetail.contracts.sampling import SamplingParams
@@ -217,9 +218,17 @@ class AsyncLLMEngine:
         """See `LLMEngine.hold`; takes effect after the step that runs. Streams yield nothing more until `resume`."""
         await self._steps.call(partial(self._engine.hold, request_ids))
 
-    async def resume(self, request_ids: str | Iterable[str]) -> None:
+    async def resume(self, request_ids: str | Iterable[str] | None = None) -> None:
         """See `LLMEngine.resume`."""
         await self._steps.call(partial(self._engine.resume, request_ids))
+
+    async def pause(self, mode: PauseMode = "abort") -> None:
+        """See `EngineClient.pause`."""
+        await asyncio.wrap_future(await self._steps.call(partial(self._engine.pause, mode)))
+
+    async def is_paused(self) -> bool:
+        """See `EngineClient.is_paused`."""
+        return self._engine.is_paused()
 
     async def add_lora(self, request: LoRARequest) -> LoadedLoRA:
         """See `TokenEngine.add_lora`; steps go on meanwhile."""

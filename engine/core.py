@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 
@@ -219,6 +219,28 @@ class EngineCore:
         """Commits the steps that are under way although every sequence of theirs ended."""
         while self._flights:
             self._land()
+
+    def land_all(self) -> Iterator[Step]:
+        """Commits the steps in flight, and yields them. Raises as `step` does."""
+        while self._flights:
+            yield self._land()
+
+    def preempt_all(self) -> None:
+        """Every sequence gives up its blocks, on the device and on the host, and waits to be computed again, in the
+        order in which they came. To be called while all are held and no step is in flight. Raises `PluginError` where
+        the scheduler raises: what is in the queue then, nobody knows."""
+        self._siblings.release_all()
+        sequences = list(self._live.values())
+        for sequence in sequences:
+            self._remove(sequence)
+        for sequence in sequences:
+            if sequence.block_ids or sequence.host_block_ids:
+                self._kv.release(sequence)
+            sequence.status = RequestStatus.WAITING
+            try:
+                self._scheduler.add(sequence)
+            except Exception as error:
+                raise scheduler_raised(self._scheduler, error) from error
 
     def _launch(self) -> bool:
         """Schedules a step and hands it over; False where there is nothing to do."""

@@ -15,6 +15,7 @@ from dovetail.config.resolved import ResolvedConfig
 from dovetail.contracts.engine_client import EngineFacts, RequestReports
 from dovetail.contracts.lora import LoadedLoRA, LoRARequest
 from dovetail.contracts.outputs import RequestOutput, SpeculationTotals, TokenProgress
+from dovetail.contracts.pausing import PauseMode
 from dovetail.contracts.pooling_params import PoolingParams
 from dovetail.contracts.prompts import Prompt
 from dovetail.contracts.sampling import SamplingParams
@@ -175,10 +176,23 @@ class LLMEngine:
         """
         self.tokens.hold(request_ids)
 
-    def resume(self, request_ids: str | Iterable[str]) -> None:
+    def resume(self, request_ids: str | Iterable[str] | None = None) -> None:
         """Held requests go on from where they are. From any thread; unknown ids are ignored. Raises `RequestError` for
-        what is no id."""
-        self.tokens.resume(request_ids)
+        what is no id.
+
+        None: ends a pause, as `Pausing.resume` does, between two steps."""
+        if request_ids is None:
+            self.tokens.pausing.resume()
+        else:
+            self.tokens.resume(request_ids)
+
+    def pause(self, mode: PauseMode = "abort") -> Future[None]:
+        """See `Pausing.pause`. What it ends is among the outputs of the next steps."""
+        return self.tokens.pausing.pause(mode)
+
+    def is_paused(self) -> bool:
+        """Whether new requests are held until `resume`. From any thread."""
+        return self.tokens.pausing.is_paused
 
     @property
     def is_runnable(self) -> bool:
@@ -252,15 +266,17 @@ class LLMEngine:
 
     def sleep(self, level: int = 1) -> int:
         """Gives device memory back while nothing runs; returns the bytes. Level 1 keeps the weights in host memory,
-        level 2 reads them from the checkpoint again at `wake_up`. Cached prefixes are lost.
+        level 2 reads them from the checkpoint again at `wake_up`. Cached prefixes are lost, and the KV blocks of
+        requests that a pause holds: these are computed again.
 
-        Raises `RequestError` while requests are unfinished, `ConfigError` for another level, or one that the weights
-        cannot do.
+        Raises `EngineConflict` while requests are unfinished that no pause holds, or the engine sleeps; `ConfigError`
+        for another level, or one that the weights cannot do.
         """
         return self.tokens.sleep(level)
 
     def wake_up(self, *, new_weights: bool = False) -> None:
-        """Takes memory again. Raises `ConfigError` for an engine that is awake.
+        """Takes memory again. Raises `EngineConflict` for an engine that is awake, or that holds requests of the old
+        weights while it should take new ones.
 
         After level 2 the checkpoint must be the one that was loaded, by size and time of its files, or `ModelError` is
         raised and the engine sleeps on; `new_weights` takes whatever is there now.

@@ -12,6 +12,7 @@ from dovetail.config.layers import LayeredConfig
 from dovetail.contracts.errors import GenerationError, RequestError
 from dovetail.contracts.lora import LoadedLoRA, LoRARequest
 from dovetail.contracts.outputs import BeamSearchOutput, RequestOutput
+from dovetail.contracts.pausing import PauseMode
 from dovetail.contracts.pooling_params import CLASSIFY, EMBED, TOKEN_CLASSIFY, PoolingParams
 from dovetail.contracts.prompts import Prompt
 from dovetail.contracts.sampling import BeamSearchParams, SamplingParams
@@ -270,6 +271,20 @@ class LLM:
     def pin_lora(self, adapter: str | int) -> None:
         """See `TokenEngine.pin_lora`."""
         self.engine.pin_lora(adapter)
+
+    def pause(self, mode: PauseMode = "abort") -> None:
+        """Computes nothing for requests that come from now on, until `resume`: other threads' calls wait. Returns once
+        nothing is computed for the others either, which end ("abort"), have run to their ends ("wait") or are held
+        where they are ("keep"). Raises `RequestError` for another mode."""
+        self.engine.pause(mode).result()
+
+    def resume(self) -> None:
+        """Requests go on from where they are. Raises `EngineConflict` while the engine sleeps."""
+        self.engine.resume()
+
+    def is_paused(self) -> bool:
+        """Whether requests wait for `resume`."""
+        return self.engine.is_paused()
 
     def sleep(self, level: int = 1) -> int:
         """See `LLMEngine.sleep`."""

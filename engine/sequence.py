@@ -33,6 +33,7 @@ class Sequence(RequestState):
 
     __slots__ = (
         "_is_asked_to_hold",
+        "_is_paused",
         "_waits_for_adapter",
         "_waits_for_grammar",
         "adapter",
@@ -120,7 +121,7 @@ class Sequence(RequestState):
         """Keep the blocks when the sequence ends, for sequences that will be forked from it."""
         self.adapter = adapter
         """What is added to the weights; None: nothing, or what `wait_for_adapter` waits for."""
-        self._is_asked_to_hold = self._waits_for_grammar = self._waits_for_adapter = False
+        self._is_asked_to_hold = self._is_paused = self._waits_for_grammar = self._waits_for_adapter = False
 
     def _start_blocks(self, fork_parent: Sequence | None) -> None:
         self.fork_parent = fork_parent
@@ -137,6 +138,11 @@ class Sequence(RequestState):
     def hold(self, is_held: bool) -> None:
         """What was asked of `RequestControl`."""
         self._is_asked_to_hold = is_held
+        self._settle_hold()
+
+    def pause(self, is_paused: bool) -> None:
+        """The sequence is held while its engine is paused, whatever was asked."""
+        self._is_paused = is_paused
         self._settle_hold()
 
     def wait_for_grammar(self, waits: bool) -> None:
@@ -165,7 +171,18 @@ class Sequence(RequestState):
         """Content hashes of the leading full blocks, computed on demand; valid while the tokens do not change."""
 
     def _settle_hold(self) -> None:
-        self.is_held = self._is_asked_to_hold or self._waits_for_grammar or self._waits_for_adapter
+        waits = self._waits_for_grammar or self._waits_for_adapter
+        self.is_held = self._is_asked_to_hold or self._is_paused or waits
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether a pause of the engine holds it."""
+        return self._is_paused
+
+    @property
+    def is_asked_to_hold(self) -> bool:
+        """Whether somebody holds it (`RequestControl`)."""
+        return self._is_asked_to_hold
 
     @property
     def waits_for_adapter(self) -> bool:

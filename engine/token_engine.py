@@ -18,6 +18,7 @@ from dovetail.contracts.engine_client import EngineFacts, RequestReports
 from dovetail.contracts.errors import PluginError, RequestError
 from dovetail.contracts.lora import LoadedLoRA, LoRARequest
 from dovetail.contracts.outputs import RequestMetrics, SpeculationTotals, TokenProgress
+from dovetail.contracts.pausing import EngineConflict, check_level
 from dovetail.contracts.telemetry import Assignment, Exposition, TelemetrySink
 from dovetail.engine.adapters.adapter import Adapter
 from dovetail.engine.adapters.known import KnownAdapter
@@ -34,6 +35,7 @@ from dovetail.engine.input_processor import ProcessedInput
 from dovetail.engine.kv.hashing import prefix_seed
 from dovetail.engine.kv.manager import KVStatistics
 from dovetail.engine.kv.pool import PrefixCacheReset
+from dovetail.engine.pausing import Pausing
 from dovetail.engine.pending_grammars import GrammarWait, PendingGrammars
 from dovetail.engine.request_fields import (
     as_request_ids,
@@ -84,6 +86,7 @@ class TokenEngine:
         self._holds = Holds()
         self._telemetry = Telemetry(config, parts.sinks, parts.hooks)
         self._requests = RequestTable(self._telemetry)
+        self.pausing = Pausing(self, self.use, self._requests, self._telemetry, self._holds.notify)
         self._adapters = ServedAdapters(config, self._requests, self._holds.notify)
         self._core = self._create_core()
         self._experiments = Experiments(config.experiments, self.facts) if config.experiments else None
@@ -161,6 +164,7 @@ class TokenEngine:
         except BaseException:
             self._requests.drop(request_id)
             raise
+        self.pausing.admit(sequences)
         entry.grammar_wait = self._wait_for_grammar(sequences)
         self._adapters.wait(known, sequences, salt)
         self._telemetry.request_added(entry, self._holds)
@@ -180,13 +184,15 @@ class TokenEngine:
 
     @exclusive
     def step(self) -> StepUpdate | None:
-        """Runs one step and returns what it brought; None where all requests are held, or there are none.
+        """Runs one step and returns what it brought, or one that a pause committed; None where all requests are held.
 
         What fails in a step ends the requests that took part, with finish_reason "error". What is raised from here ends
         all pending requests, without an update: `WorkerError` when a worker died, and a new engine is needed;
         `PluginError` of a broken scheduler, or whatever else a plugin raises, `KeyboardInterrupt`: after these it can
         go on.
         """
+        if self.pausing.updates:
+            return self.pausing.updates.popleft()
         update = StepUpdate()
         try:
             if self._holds.asked:
@@ -195,7 +201,7 @@ class TokenEngine:
                 self._take_grammars(update)
             if self._adapters.has_news:
                 for ended, error in self._adapters.take(self._adapt):
-                    self._end_requests([ended], Ending("error", error=error), update)
+                    self.end_requests([ended], Ending("error", error=error), update)
             step = self._core.step()
             if step is None:
                 self._note_rest()
@@ -215,7 +221,7 @@ class TokenEngine:
         done may go on."""
         with suppress(PluginError):  # a scheduler's that cannot let go either: the first error is reported
             ending = Ending("error", error=str(error) or type(error).__name__)
-            self._end_requests(self.request_ids, ending, StepUpdate())
+            self.end_requests(self.request_ids, ending, StepUpdate())
 
     @exclusive
     def stop(self, stops: Iterable[TextStop]) -> StepUpdate:
@@ -236,7 +242,7 @@ class TokenEngine:
         """
         update = StepUpdate()
         try:
-            self._end_requests(as_request_ids(request_ids), Ending("abort"), update)
+            self.end_requests(as_request_ids(request_ids), Ending("abort"), update)
         finally:
             self._holds.notify()
         self._note_rest()
@@ -258,7 +264,7 @@ class TokenEngine:
     @property
     def is_runnable(self) -> bool:
         """Whether `step` has something to do: not while all requests are held. May be asked from any thread."""
-        has_news = self._pending_grammars.landed or self._adapters.has_news
+        has_news = self._pending_grammars.landed or self._adapters.has_news or self.pausing.updates
         return bool(self._holds.asked or has_news) or self._core.is_runnable
 
     @property
@@ -269,7 +275,7 @@ class TokenEngine:
 
     def has_unfinished_requests(self) -> bool:
         """Whether some request is not finished, those that are held included, or a step is in flight."""
-        return self._core.has_work
+        return self._core.has_work or bool(self.pausing.updates)
 
     def get_num_unfinished_requests(self) -> int:
         """How many requests are not finished."""
@@ -299,9 +305,9 @@ class TokenEngine:
     @exclusive
     def create_sequence(self, request_id: str, processed: ProcessedInput, fork_parent: Sequence | None) -> Sequence:
         """A sequence outside of any request: its tokens are the caller's to read."""
-        known = self._adapters.named(processed.lora_request)
-        if known is not None and known.adapter is None:
-            raise RequestError(f"adapter {known.name!r} is not read yet: call add_lora first")
+        if self.pausing.is_paused:
+            raise EngineConflict("the engine is paused, and beam search cannot be held: call resume first")
+        known = self._adapters.read(processed.lora_request)
         sequence = self._create_sequences(request_id, processed, 0, time.monotonic(), processed.cache_salt, known)[0]
         sequence.fork_parent = fork_parent
         return sequence
@@ -353,16 +359,11 @@ class TokenEngine:
 
     @exclusive
     def sleep(self, level: int = 1) -> int:
-        """Gives device memory back while nothing runs; returns the bytes. Level 1 keeps the weights in host memory,
-        level 2 reads them from the checkpoint again at `wake_up`. Cached prefixes are lost.
-
-        Raises `RequestError` while requests are unfinished, `ConfigError` for another level, or one that the weights
-        cannot do.
-        """
-        if self.request_ids:
-            raise RequestError(
-                "the engine cannot sleep while requests are unfinished, held ones included: let them end, or abort them"
-            )
+        """See `LLMEngine.sleep`."""
+        check_level(level)
+        if self._is_asleep:
+            raise EngineConflict("the engine sleeps already: call wake_up first")
+        self.pausing.give_up_memory()
         self._core.settle()
         self._adapters.forget_slots()
         given_back = sum(self._parts.workers.call("sleep", level))
@@ -372,11 +373,11 @@ class TokenEngine:
 
     @exclusive
     def wake_up(self, *, new_weights: bool = False) -> None:
-        """Takes memory again. Raises `ConfigError` for an engine that is awake.
-
-        After level 2 the checkpoint must be the one that was loaded, by size and time of its files, or `ModelError` is
-        raised and the engine sleeps on; `new_weights` takes whatever is there now.
-        """
+        """See `LLMEngine.wake_up`."""
+        if not self._is_asleep:
+            raise EngineConflict("the engine is awake")
+        if new_weights and self.request_ids:
+            raise EngineConflict("held requests are of the old weights: abort them before new weights are taken")
         self._parts.workers.call("wake_up", *([True] if new_weights else []))
         if new_weights:
             self._weights.read_again()
@@ -509,13 +510,14 @@ class TokenEngine:
     def _take_grammars(self, update: StepUpdate) -> None:
         """Requests whose grammars are compiled go on; those that have none end."""
         for request_id, error in self._pending_grammars.take():
-            self._end_requests([request_id], Ending("error", GRAMMAR_REFUSED, error), update)
+            self.end_requests([request_id], Ending("error", GRAMMAR_REFUSED, error), update)
 
     def _adapt(self, sequence: Sequence, adapter: Adapter, cache_salt: str | None) -> None:
         seed = prefix_seed(self._weights.pages, adapter.digest, cache_salt)
         sequence.take_adapter(adapter, seed, draft_blocks(self.config, sequence.drafter, seed))
 
     def _note_rest(self) -> None:
+        self.pausing.note_ends()
         if not self._core.has_work:
             self._idle_memory.rest()
 
@@ -527,7 +529,7 @@ class TokenEngine:
             parts.scheduler, self.config.limits, parts.kv, parts.executor, max_in_flight, self._adapters.slots
         )
 
-    def _end_requests(self, request_ids: list[str], ending: Ending, update: StepUpdate) -> None:
+    def end_requests(self, request_ids: list[str], ending: Ending, update: StepUpdate) -> None:
         """Ends those of `request_ids` that are known. Errors of the scheduler are raised when all have ended."""
         errors = []
         for request_id in request_ids:
@@ -566,8 +568,8 @@ class TokenEngine:
         cache_salt: str | None,
         known: KnownAdapter | None,
     ) -> list[Sequence]:
-        if self._is_asleep:
-            raise RequestError("the engine sleeps: call wake_up first")
+        if self._is_asleep and not self.pausing.is_paused:
+            raise EngineConflict("the engine sleeps: call wake_up first")
         self._weights.check_valid()
         params = processed.params
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(64)

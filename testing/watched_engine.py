@@ -12,6 +12,7 @@ from typing import Any
 from dovetail.contracts.engine_client import EngineFacts, RequestPlan, RequestReports, RequestStream
 from dovetail.contracts.lora import LoadedLoRA, LoRARequest
 from dovetail.contracts.outputs import RequestOutput
+from dovetail.contracts.pausing import PauseMode
 from dovetail.contracts.prompts import ChatPrompt, Prompt
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.telemetry import Exposition, StepStats, TelemetrySink
@@ -153,6 +154,30 @@ class WatchedEngine:
     async def pin_lora(self, adapter: str | int) -> None:
         """See `EngineClient.pin_lora`."""
         await self._engine.pin_lora(adapter)
+
+    async def pause(self, mode: PauseMode = "abort") -> None:
+        """As the engine's."""
+        await self._engine.pause(mode)
+
+    async def resume(self) -> None:
+        """As the engine's."""
+        await self._engine.resume()
+
+    async def is_paused(self) -> bool:
+        """As the engine's."""
+        return await self._engine.is_paused()
+
+    async def sleep(self, level: int = 1) -> int:
+        """As the engine's."""
+        return await self._engine.sleep(level)
+
+    async def wake_up(self, *, new_weights: bool = False) -> None:
+        """As the engine's."""
+        await self._engine.wake_up(new_weights=new_weights)
+
+    async def is_sleeping(self) -> bool:
+        """As the engine's."""
+        return await self._engine.is_sleeping()
 
     async def metrics(self) -> Exposition:
         """An exposition without a metric."""

@@ -11,12 +11,12 @@ from dovetail.contracts.errors import ConfigError, PluginError
 from dovetail.contracts.executor import PendingStep, Placement
 from dovetail.contracts.kv import KVLayout
 from dovetail.contracts.logits import LogitsSetup
+from dovetail.contracts.pausing import check_level
 from dovetail.contracts.step import StepPlan, StepResult
 from dovetail.worker.draft_tokenizers import DraftTokenizers
 from dovetail.worker.loaded_model import LoadedModel, load_model
 from dovetail.worker.running_worker import RunningWorker, SleepingWorker, initialize_cache
 from dovetail.worker.sampling.grammar_compiler import GrammarCompiler
-from dovetail.worker.sleep import check_level
 from dovetail.worker.weight_update.updater import WeightUpdater
 from dovetail.worker.worker_setup import leave_group, set_up
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from dovetail.contracts.device import Device
-from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.quantization import LinearKernel
 from dovetail.nn.kernels import packed_kernels
 from dovetail.nn.loading import WeightHolder
@@ -60,12 +59,6 @@ class Sleeper:
             storage.copy_(self._copies[key], False)
         for storage in self._pages.values():
             torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).zero_()
-
-
-def check_level(level: object) -> None:
-    """Raises `ConfigError` for what is no level of sleep."""
-    if type(level) is not int or level not in (1, 2):
-        raise ConfigError(f"sleep level {level!r}: it is 1 (weights in host memory) or 2 (weights read again)")
 
 
 def _storages(tensors: Iterable[torch.Tensor]) -> dict[int, torch.UntypedStorage]:

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from dovetail.contracts.lora import LoadedLoRA, LoRARequest
 from dovetail.contracts.outputs import RequestOutput
+from dovetail.contracts.pausing import PauseMode
 from dovetail.contracts.pooling_params import PoolingParams
 from dovetail.contracts.prompts import ChatPrompt, Prompt
 from dovetail.contracts.sampling import RAW_LOGPROBS, SamplingParams
@@ -255,6 +256,30 @@ class EngineClient(Protocol):
     async def pin_lora(self, adapter: str | int) -> None:
         """An adapter keeps its slot once it has one. Raises `AdapterNotFound`, and `RequestError` where no slot would
         be left for others."""
+
+    async def pause(self, mode: PauseMode = "abort") -> None:
+        """Holds requests that come from now on, until `resume`. Returns once nothing is computed for the others either:
+        they end ("abort"), have run to their ends ("wait") or are held where they are ("keep"). Raises `RequestError`
+        for another mode."""
+
+    async def resume(self) -> None:
+        """Requests go on from where they are. Without effect where nothing is paused. Raises `EngineConflict` while the
+        engine sleeps."""
+
+    async def is_paused(self) -> bool:
+        """Whether new requests are held."""
+
+    async def sleep(self, level: int = 1) -> int:
+        """Gives device memory back; returns the bytes. Level 1 keeps the weights in host memory, level 2 reads them
+        again. KV blocks are lost: requests that a pause holds are computed again. Raises `EngineConflict` while others
+        are unfinished, or the engine sleeps; `ConfigError` for another level."""
+
+    async def wake_up(self, *, new_weights: bool = False) -> None:
+        """Takes memory again. Raises `EngineConflict` for an engine that is awake, `ModelError` where after level 2 the
+        checkpoint is another one, unless `new_weights` takes what is there."""
+
+    async def is_sleeping(self) -> bool:
+        """Whether `wake_up` must come before requests."""
 
     async def metrics(self) -> Exposition:
         """Everything that was counted since the engine started."""

@@ -46,6 +46,13 @@ class ServedAdapters:
         """The adapter that a new request names. Raises `RequestError`."""
         return None if request is None else self._served().start(request)
 
+    def read(self, request: LoRARequest | None) -> KnownAdapter | None:
+        """The adapter that a sequence outside of any request names. Raises `RequestError` for one that is not read."""
+        known = self.named(request)
+        if known is not None and known.adapter is None:
+            raise RequestError(f"adapter {known.name!r} is not read yet: call add_lora first")
+        return known
+
     def wait(self, known: KnownAdapter | None, sequences: list[Sequence], cache_salt: str | None) -> None:
         """A new request is held until its adapter is read, if it is not yet."""
         if known is not None and sequences[0].adapter is None:

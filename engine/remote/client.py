@@ -20,6 +20,7 @@ from dovetail.contracts.engine_client import EngineFacts, RequestPlan, RequestRe
 from dovetail.contracts.errors import QueueFull, RequestError, WorkerError
 from dovetail.contracts.lora import LoadedLoRA, LoRARequest
 from dovetail.contracts.outputs import RequestOutput
+from dovetail.contracts.pausing import PauseMode
 from dovetail.contracts.pooling_params import PoolingParams
 from dovetail.contracts.prompts import ChatPrompt, Prompt
 from dovetail.contracts.sampling import SamplingParams
@@ -299,14 +300,38 @@ class RemoteEngine:
         """See `EngineClient.pin_lora`."""
         await self.call("pin_lora", adapter=adapter)
 
+    async def pause(self, mode: PauseMode = "abort") -> None:
+        """See `EngineClient.pause`."""
+        await self.call("pause", mode=mode)
+
+    async def resume(self) -> None:
+        """See `EngineClient.resume`."""
+        await self.call("resume")
+
+    async def is_paused(self) -> bool:
+        """See `EngineClient.is_paused`."""
+        return bool(await self.call("is_paused"))
+
+    async def sleep(self, level: int = 1) -> int:
+        """See `EngineClient.sleep`."""
+        return int(await self.call("sleep", level=level))
+
+    async def wake_up(self, *, new_weights: bool = False) -> None:
+        """See `EngineClient.wake_up`."""
+        await self.call("wake_up", new_weights=new_weights)
+
+    async def is_sleeping(self) -> bool:
+        """See `EngineClient.is_sleeping`."""
+        return bool(await self.call("is_sleeping"))
+
     async def check_health(self) -> None:
         """See `EngineClient.check_health`."""
         await self._ask(lambda call_id: Ask(call_id, "health"))
 
     async def call(self, name: str, **arguments: Any) -> Any:
         """What the engine's method `name` returns, as plain data; it runs between two steps. One of
-        cache_statistics, reset_prefix_cache, sleep, wake_up, is_sleeping, hold, resume, start_lora, remove_lora,
-        list_loras and pin_lora."""
+        cache_statistics, reset_prefix_cache, sleep, wake_up, is_sleeping, pause, is_paused, hold, resume, start_lora,
+        remove_lora, list_loras and pin_lora."""
         self._running()
         return await self._answer(lambda call_id: Call(call_id, name, arguments))
 

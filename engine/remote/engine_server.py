@@ -80,7 +80,11 @@ class EngineServer:
             "wake_up": engine.wake_up,
             "is_sleeping": engine.is_sleeping,
             "hold": engine.hold,
-            "resume": engine.resume,
+            "resume": lambda request_ids=None: (
+                engine.pausing.resume() if request_ids is None else engine.resume(request_ids)
+            ),
+            "pause": engine.pausing.pause,
+            "is_paused": lambda: engine.pausing.is_paused,
             "start_lora": lambda request: engine.start_lora(LoRARequest(**request)),
             "remove_lora": engine.remove_lora,
             "list_loras": engine.list_loras,

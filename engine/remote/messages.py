@@ -22,6 +22,7 @@ from dovetail.contracts.errors import (
 from dovetail.contracts.grammar_spec import OutputGrammar
 from dovetail.contracts.lora import AdapterConflict, AdapterNotFound, LoRARequest
 from dovetail.contracts.outputs import RequestMetrics
+from dovetail.contracts.pausing import EngineConflict
 from dovetail.contracts.pooling_params import PoolingParams
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.engine.input_processor import ProcessedInput
@@ -172,6 +173,7 @@ _ERRORS: dict[str, type[DovetailError]] = {
         PluginError,
         ModelError,
         RequestError,
+        EngineConflict,
         AdapterNotFound,
         AdapterConflict,
         CapacityError,

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from dovetail.contracts.errors import DovetailError, QueueFull, RequestError, WorkerError
 from dovetail.contracts.lora import AdapterConflict, AdapterNotFound
+from dovetail.contracts.pausing import EngineConflict
 from dovetail.contracts.route import APIError, json_error
 
 RETRY_AFTER_S = 5
@@ -40,7 +41,7 @@ def as_api_error(error: Exception, *, outage: str | None) -> APIError:
         return unavailable(str(error))
     if isinstance(error, AdapterNotFound):
         return APIError(404, str(error), param="model", code="model_not_found")
-    if isinstance(error, AdapterConflict):
+    if isinstance(error, AdapterConflict | EngineConflict):
         return APIError(409, str(error))
     if isinstance(error, RequestError):
         return APIError(400, str(error))

@@ -11,6 +11,7 @@ import pytest
 
 from dovetail import LLM, BeamSearchParams, SamplingParams
 from dovetail.contracts.errors import ConfigError, ModelError, RequestError
+from dovetail.contracts.pausing import EngineConflict
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
@@ -146,7 +147,7 @@ def test_whatever_a_sleeping_engine_is_asked(llm: LLM) -> None:
     ):
         with pytest.raises(RequestError, match="the engine sleeps: call wake_up first"):
             call()
-    with pytest.raises(ConfigError, match="sleeps already"):
+    with pytest.raises(EngineConflict, match="sleeps already"):
         llm.engine.sleep()
     assert llm.engine.step() == []
     llm.engine.wake_up()

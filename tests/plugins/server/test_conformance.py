@@ -12,6 +12,7 @@ from dovetail.plugins.routes.lora import LoRARoute
 from dovetail.plugins.routes.messages.route import MessagesRoute
 from dovetail.plugins.routes.metrics import MetricsRoute
 from dovetail.plugins.routes.models import ModelsRoute
+from dovetail.plugins.routes.pause import PauseRoute
 from dovetail.plugins.routes.responses.route import ResponsesRoute
 from dovetail.plugins.routes.tokenize import TokenizeRoute
 from dovetail.plugins.server.live import live_server
@@ -47,6 +48,12 @@ class TestLoRA(RouteSuite):
     plugin = LoRARoute
     serve = staticmethod(live_server)
     options: ClassVar[dict[str, Any]] = {"allow_updates": True}
+
+
+class TestPause(RouteSuite):
+    plugin = PauseRoute
+    serve = staticmethod(live_server)
+    options: ClassVar[dict[str, Any]] = {"allow_control": True}
 
 
 class TestCompletions(GeneratingRouteSuite):
