@@ -135,6 +135,13 @@ class Pausing:
             self._engine.end_all(error)
             raise
 
+    def check_wakes(self, *, new_weights: bool) -> None:
+        """Raises `EngineConflict` where the engine is awake, or holds requests of weights that would be replaced."""
+        if not self._engine.is_sleeping():
+            raise EngineConflict("the engine is awake")
+        if new_weights and self._engine.request_ids:
+            raise EngineConflict("held requests are of the old weights: abort them before new weights are taken")
+
     def _land(self) -> None:
         """Commits the steps in flight, so that nothing is computed and no token is lost."""
         try:

@@ -374,10 +374,7 @@ class TokenEngine:
     @exclusive
     def wake_up(self, *, new_weights: bool = False) -> None:
         """See `LLMEngine.wake_up`."""
-        if not self._is_asleep:
-            raise EngineConflict("the engine is awake")
-        if new_weights and self.request_ids:
-            raise EngineConflict("held requests are of the old weights: abort them before new weights are taken")
+        self.pausing.check_wakes(new_weights=new_weights)
         self._parts.workers.call("wake_up", *([True] if new_weights else []))
         if new_weights:
             self._weights.read_again()

@@ -16,6 +16,7 @@ from dovetail.contracts.engine_client import EngineClient, RequestStream
 from dovetail.contracts.errors import GrammarError, QueueFull, RequestError
 from dovetail.contracts.lora import AdapterConflict, AdapterNotFound, LoRARequest
 from dovetail.contracts.outputs import RequestOutput
+from dovetail.contracts.pausing import EngineConflict
 from dovetail.contracts.prompts import Prompt
 from dovetail.contracts.route import APIError
 from dovetail.contracts.sampling import SamplingParams
@@ -25,7 +26,7 @@ from dovetail.plugins.server.sampling import SamplingFields, with_param
 _TRACE_HEADERS = ("traceparent", "tracestate")
 _UNIQUE_AND_INDEX = re.compile(r"-[0-9a-f]{16}-[0-9]+")
 """What stands behind a response's id in the ids of its requests."""
-_WITH_STATUS = (QueueFull, AdapterNotFound, AdapterConflict)
+_WITH_STATUS = (QueueFull, AdapterNotFound, AdapterConflict, EngineConflict)
 """Refusals whose status is not 400; see `as_api_error`."""
 
 
