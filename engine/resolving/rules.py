@@ -88,8 +88,7 @@ def run_rules(state: Resolution) -> ResolvedConfig:
     per_token = kv_bytes_per_token(model.size, cache.dtype, config.executor.tensor_parallel)
     per_token += sum(drafter.bytes_per_token for drafter in drafters)
     refuse_more_than_host(state, cache, per_token)
-    trained = trained_length(model.files.path) if model.size.is_encoder else None
-    max_model_len = choose_max_model_len(state, model.size, kv_capacity(cache, per_token), trained)
+    max_model_len = _choose_length(state, model, kv_capacity(cache, per_token))
     note_lengths(state, drafters, max_model_len)
     limits = set_limits(state, max_model_len, whole_prompts=model.size.is_encoder)
     executor = settle_executor(state, found)
@@ -99,7 +98,6 @@ def run_rules(state: Resolution) -> ResolvedConfig:
     dialect = choose_dialect(state, model, chat_template)
     processors = {name: choose(state, PROCESSOR.at(name), None).component for name in config.logits_processors}
     sinks = [choose(state, TELEMETRY.at(str(index)), None).component for index in range(len(config.telemetry))]
-    transport = _weight_transport(state)
     resolved_model = replace(_resolved_model(state, model, max_model_len), chat_template=chat_template)
     grammar = choose_grammar(state, resolved_model)
     resolved = ResolvedConfig(
@@ -119,7 +117,7 @@ def run_rules(state: Resolution) -> ResolvedConfig:
         quantization=model.quantization,
         operators=operators,
         speculation=speculation,
-        weight_transport=transport,
+        weight_transport=_weight_transport(state),
         lora=lora,
         worker_memory_bytes=state.environment.memory_bytes,
         reproducibility=config.reproducibility,
@@ -134,6 +132,12 @@ def run_rules(state: Resolution) -> ResolvedConfig:
         values=state.values,
     )
     return _complete(state, resolved)
+
+
+def _choose_length(state: Resolution, model: ChosenModel, capacity: int | None) -> int:
+    """`max_model_len`, where the KV memory has pages for `capacity` tokens (None: it is not known yet)."""
+    trained = trained_length(model.files.path) if model.size.is_encoder else None
+    return choose_max_model_len(state, model.size, capacity, trained)
 
 
 def _choose_cache(state: Resolution, model: ChosenModel, need: AttentionNeed) -> tuple[str, ResolvedCache]:
