@@ -148,6 +148,7 @@ def effective(resolved: ResolvedConfig) -> dict[str, Any]:
         "dialect": {},
         "grammar": None,
         "weight_transport": None,
+        "pooling.normalize": resolved.pooling.normalizes,
         "logits_processors": {},
         "experiments": {},
         "telemetry": [],
@@ -166,6 +167,7 @@ def effective(resolved: ResolvedConfig) -> dict[str, Any]:
         "dialect": resolved.dialect,
     }
     chosen |= {f"logits_processors.{name}": found for name, found in resolved.logits_processors.items()}
+    chosen |= {f"pooling.{task}": found for task, found in resolved.pooling.poolers.items()}
     chosen |= {f"telemetry.{index}": found for index, found in enumerate(resolved.telemetry)}
     if resolved.grammar is not None:
         chosen["grammar"] = resolved.grammar.component
