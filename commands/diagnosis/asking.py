@@ -20,6 +20,8 @@ from dovetail.contracts.model import ModelFamily, ModelNeed
 from dovetail.contracts.needs import uncovered
 from dovetail.contracts.operators import OperatorsNeed
 from dovetail.contracts.plugin import Environment, Plugin, PluginOptions
+from dovetail.contracts.pooling import Pooler, PoolerNeed
+from dovetail.contracts.pooling_params import EMBED
 from dovetail.contracts.quantization import QuantizationNeed
 from dovetail.contracts.scheduler import SchedulerLimits
 from dovetail.contracts.speculation import AcceptanceNeed, SpeculationNeed
@@ -66,6 +68,7 @@ NEEDS: dict[str, Callable[[str, str], Any]] = {
         special_tokens=frozenset(),
         architecture="LlamaForCausalLM",
     ),
+    "pooler": lambda device, dtype: PoolerNeed(task=EMBED, hidden_size=64, num_labels=2),
 }
 """By kind, a need that asks for little: device type and dtype -> the need. Kinds without a need are asked with None."""
 
@@ -93,6 +96,8 @@ def _need(entry: Entry, plugin: type[Plugin], device: str, dtype: str) -> Any:
     need = create(device, dtype) if create is not None else None
     if isinstance(need, ModelNeed) and issubclass(plugin, ModelFamily) and plugin.architectures:
         return replace(need, config={**_CONFIG, "architectures": [sorted(plugin.architectures)[0]]})
+    if isinstance(need, PoolerNeed) and issubclass(plugin, Pooler) and plugin.capabilities.tasks:
+        return replace(need, task=sorted(plugin.capabilities.tasks)[0])
     return need
 
 

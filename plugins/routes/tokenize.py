@@ -46,7 +46,7 @@ class DetokenizeRequest(Body, kw_only=True):
 class TokenizeRoute(Route):
     """POST /tokenize and /detokenize."""
 
-    contract = (1, 2)
+    contract = (1, 6)
 
     def __init__(self, options: PluginOptions, host: RouteHost):
         super().__init__(options, host)

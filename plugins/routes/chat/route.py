@@ -39,7 +39,7 @@ class ChatOptions(PluginOptions):
 class ChatRoute(Route):
     """POST /v1/chat/completions, and /v1/chat/completions/render, which shows the prompt and generates nothing."""
 
-    contract = (1, 2)
+    contract = (1, 6)
     Options = ChatOptions
     options: ChatOptions
 

@@ -34,7 +34,7 @@ class CompletionsOptions(PluginOptions):
 class CompletionsRoute(Route):
     """POST /v1/completions."""
 
-    contract = (1, 2)
+    contract = (1, 6)
     Options = CompletionsOptions
     options: CompletionsOptions
 
