@@ -82,9 +82,18 @@ def test_what_each_minor_version_brought_is_listed_and_exists(kind):
     listed = since(kind)
     assert set(listed.values()) == {(version.major, minor) for minor in range(1, version.minor + 1)}
     surface = "\n".join(path.read_text() for path in (ROOT / "docs" / "surface").glob("dovetail.contracts.*.pyi"))
-    names = {node.name: node for node in ast.walk(ast.parse(surface)) if isinstance(node, ast.ClassDef)}
+    tree = ast.parse(surface)
+    names = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    others = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    others |= {
+        ast.unparse(node).split(" ")[0].rstrip(":")
+        for node in tree.body
+        if isinstance(node, ast.Assign | ast.AnnAssign)
+    }
     for path in listed:
         owner, _, member = path.partition(".")
+        if path in others:
+            continue
         members = {
             each.target.id if isinstance(each, ast.AnnAssign) else getattr(each, "name", None)
             for each in names[owner].body
