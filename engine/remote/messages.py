@@ -65,6 +65,7 @@ class Submit(Message):
     lora_request: LoRARequest | None
     pooling: PoolingParams | None
     needs_every_state: bool
+    token_types: tuple[int, ...]
 
 
 class Stop(Message):
@@ -249,6 +250,7 @@ def submit_message(
         lora_request=processed.lora_request,
         pooling=processed.pooling,
         needs_every_state=processed.needs_every_state,
+        token_types=processed.token_types,
     )
 
 
@@ -272,6 +274,7 @@ def processed_input(message: Submit) -> ProcessedInput:
         lora_request=message.lora_request,
         pooling=message.pooling,
         needs_every_state=message.needs_every_state,
+        token_types=message.token_types,
     )
 
 

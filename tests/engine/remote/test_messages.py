@@ -28,6 +28,7 @@ FULL = ProcessedInput(
     prediction=(1, 2),
     pooling=PoolingParams(task="embed", dimensions=8, normalize=False),
     needs_every_state=True,
+    token_types=(0, 0, 1),
     lora_request=LoRARequest("pirate", 3, "/adapters/pirate"),
 )
 STAYS_WITH_THE_CLIENT = {"prompt"}
