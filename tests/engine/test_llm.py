@@ -156,11 +156,6 @@ def test_chat_needs_a_tokenizer(make_llm: Callable[..., LLM]) -> None:
         make_llm().chat([{"role": "user", "content": "x"}])
 
 
-def test_encode_is_refused_with_the_reason(make_llm: Callable[..., LLM]) -> None:
-    with pytest.raises(RequestError, match=r"generative models only.*use generate"):
-        make_llm().encode("x")
-
-
 STEPS = """
 from dovetail.attention_backends.sdpa import SDPABackend
 
