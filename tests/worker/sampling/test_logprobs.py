@@ -28,6 +28,8 @@ def kept_tokens(logits: torch.Tensor, sampling: SamplingParams) -> list[int]:
     kept = sorted(range(len(probs)), key=lambda token: -probs[token])
     kept = [token for token in kept if probs[token] >= sampling.min_p * probs[kept[0]]]
     kept = kept[: sampling.top_k or None]
+    if sampling.top_p == 1:
+        return kept  # a rounded sum may reach the total before the last token
     total, nucleus = sum(probs[token] for token in kept), 0.0
     for count, token in enumerate(kept, 1):
         nucleus += probs[token]
