@@ -573,6 +573,7 @@ class TokenEngine:
         adapter = known.adapter if known is not None else None
         hash_seed = prefix_seed(self._weights.pages, adapter.digest if adapter is not None else None, cache_salt)
         drafter = self._idle_drafters.drafter_for(processed.drafter, self._core.idle_drafters)
+        blocks = draft_blocks(self.config, drafter, hash_seed)
         return [
             Sequence(
                 next(self._seq_ids),
@@ -587,7 +588,7 @@ class TokenEngine:
                 eos_token_ids=processed.eos_token_ids,
                 seed=(seed + index * _SIBLING_STRIDE) & _SEED_MASK,
                 drafter=drafter,
-                draft_blocks=draft_blocks(self.config, drafter, hash_seed),
+                draft_blocks=blocks,
                 grammar=processed.grammar,
                 prediction=processed.prediction,
                 token_types=processed.token_types,

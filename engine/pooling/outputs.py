@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypedDict, TypeVar
 
 from dovetail.contracts.lora import LoRARequest
 from dovetail.contracts.outputs import RequestMetrics, RequestOutput
@@ -81,6 +81,29 @@ class _PooledOutput(Generic[Result]):
     """Times and counts. Of a score of two texts, those of the second."""
 
 
+class SharedFields(TypedDict):
+    """What all outputs that are made of one request say of it."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    num_cached_tokens: int
+    weight_version: int
+    lora_request: LoRARequest | None
+    metrics: RequestMetrics | None
+
+
+def shared_fields(output: RequestOutput | PoolingRequestOutput) -> SharedFields:
+    """Those of `output`."""
+    return SharedFields(
+        request_id=output.request_id,
+        prompt_token_ids=output.prompt_token_ids,
+        num_cached_tokens=output.num_cached_tokens,
+        weight_version=output.weight_version,
+        lora_request=output.lora_request,
+        metrics=output.metrics,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingRequestOutput(_PooledOutput[PoolingOutput]):
     """The result of any pooling task. A request makes one output, its last."""
@@ -96,14 +119,9 @@ class PoolingRequestOutput(_PooledOutput[PoolingOutput]):
         if error is None and output.pooled is None:
             error = "the request was aborted before its prompt was computed"
         return PoolingRequestOutput(
-            request_id=output.request_id,
+            **shared_fields(output),
             outputs=PoolingOutput(pooled=output.pooled or PooledStates(shape=(0,), data=b"")),
-            prompt_token_ids=output.prompt_token_ids,
-            num_cached_tokens=output.num_cached_tokens,
             finished=output.finished,
-            weight_version=output.weight_version,
-            lora_request=output.lora_request,
-            metrics=output.metrics,
             error=error,
             prompt=output.prompt,
         )
@@ -116,15 +134,8 @@ class EmbeddingRequestOutput(_PooledOutput[EmbeddingOutput]):
     @staticmethod
     def from_base(base: PoolingRequestOutput) -> EmbeddingRequestOutput:
         """The same result as an embedding."""
-        return EmbeddingRequestOutput(
-            request_id=base.request_id,
-            outputs=EmbeddingOutput(embedding=base.outputs.pooled.floats()),
-            prompt_token_ids=base.prompt_token_ids,
-            num_cached_tokens=base.num_cached_tokens,
-            weight_version=base.weight_version,
-            lora_request=base.lora_request,
-            metrics=base.metrics,
-        )
+        outputs = EmbeddingOutput(embedding=base.outputs.pooled.floats())
+        return EmbeddingRequestOutput(**shared_fields(base), outputs=outputs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,15 +145,8 @@ class ClassificationRequestOutput(_PooledOutput[ClassificationOutput]):
     @staticmethod
     def from_base(base: PoolingRequestOutput) -> ClassificationRequestOutput:
         """The same result as scores of labels."""
-        return ClassificationRequestOutput(
-            request_id=base.request_id,
-            outputs=ClassificationOutput(probs=base.outputs.pooled.floats()),
-            prompt_token_ids=base.prompt_token_ids,
-            num_cached_tokens=base.num_cached_tokens,
-            weight_version=base.weight_version,
-            lora_request=base.lora_request,
-            metrics=base.metrics,
-        )
+        outputs = ClassificationOutput(probs=base.outputs.pooled.floats())
+        return ClassificationRequestOutput(**shared_fields(base), outputs=outputs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

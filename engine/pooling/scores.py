@@ -12,6 +12,7 @@ from dovetail.engine.pooling.outputs import (
     PoolingRequestOutput,
     ScoringOutput,
     ScoringRequestOutput,
+    shared_fields,
 )
 from dovetail.engine.tokenization.tokenizer import Tokenizer
 
@@ -76,12 +77,6 @@ def _cosine(first: PoolingRequestOutput, second: PoolingRequestOutput) -> float:
 
 
 def _scored(base: PoolingRequestOutput, score: float, token_ids: list[int]) -> ScoringRequestOutput:
-    return ScoringRequestOutput(
-        request_id=base.request_id,
-        outputs=ScoringOutput(score=score),
-        prompt_token_ids=token_ids,
-        num_cached_tokens=base.num_cached_tokens,
-        weight_version=base.weight_version,
-        lora_request=base.lora_request,
-        metrics=base.metrics,
-    )
+    shared = shared_fields(base)
+    shared["prompt_token_ids"] = token_ids
+    return ScoringRequestOutput(**shared, outputs=ScoringOutput(score=score))

@@ -22,9 +22,11 @@ def split_score_head(state: Resolution, config: Mapping[str, Any]) -> tuple[Mapp
     the worker reads the head. Raises `ModelError` for labels that cannot be counted.
     """
     (name, *_) = architectures_of(config) or [""]
+    if not name.endswith(_SCORES):
+        return config, 0
     decoder = name.removesuffix(_SCORES) + _GENERATES
     known = _known_architectures(state)
-    if not name.endswith(_SCORES) or name in known or decoder not in known:
+    if name in known or decoder not in known:
         return config, 0
     return {**config, "architectures": [decoder], "tie_word_embeddings": True}, _num_labels(config)
 

@@ -25,9 +25,8 @@ def stored_mode(path: Path) -> str | None:
     """How the files of sentence-transformers say that states are pooled ("mean", "cls", "lasttoken", ...): modules.json
     names the folder of a pooling module, whose config has one `pooling_mode_...` that is true. None where they say
     nothing; several modes, whose vectors would be joined, are one name that no pooler has."""
-    modules = read_json(path / _MODULES) if path.is_dir() else None
-    for module in modules if isinstance(modules, list) else ():
-        if not isinstance(module, dict) or not str(module.get("type", "")).endswith("Pooling"):
+    for module in _modules(path) or ():
+        if not str(module.get("type", "")).endswith("Pooling"):
             continue
         config = read_json(path / str(module.get("path", "")) / "config.json")
         if isinstance(config, dict):
@@ -46,19 +45,21 @@ def _mode_of(config: dict[str, Any]) -> str | None:
 
 def stored_normalize(path: Path) -> bool | None:
     """Whether modules.json has a module that divides vectors by their length; None where there is no such file."""
-    modules = read_json(path / _MODULES) if path.is_dir() else None
-    if not isinstance(modules, list):
-        return None
-    return any(isinstance(one, dict) and str(one.get("type", "")).endswith("Normalize") for one in modules)
+    modules = _modules(path)
+    return None if modules is None else any(str(one.get("type", "")).endswith("Normalize") for one in modules)
 
 
 def other_modules(path: Path) -> list[str]:
     """Names of the modules in modules.json besides the model, pooling and normalization: vectors go through them too
     (Dense, say)."""
-    modules = read_json(path / _MODULES) if path.is_dir() else None
-    types = [str(one.get("type", "")) for one in modules if isinstance(one, dict)] if isinstance(modules, list) else []
-    names = [name.rpartition(".")[2] for name in types]
+    names = [str(one.get("type", "")).rpartition(".")[2] for one in _modules(path) or ()]
     return [name for name in names if name not in ("Transformer", "Pooling", "Normalize")]
+
+
+def _modules(path: Path) -> list[dict[str, Any]] | None:
+    """Entries of modules.json; None where there is no such file, or no list in it."""
+    modules = read_json(path / _MODULES) if path.is_dir() else None
+    return [one for one in modules if isinstance(one, dict)] if isinstance(modules, list) else None
 
 
 def read_json(path: Path) -> Any:

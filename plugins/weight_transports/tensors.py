@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -13,15 +13,18 @@ from dovetail.contracts.weights import TensorInfo, WeightReader
 class TensorsReader(WeightReader):
     """A bucket whose tensors are there."""
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], close: Callable[[], None] | None = None):
-        """`close`: called once when nobody needs the tensors any more."""
+    def __init__(self, tensors: Mapping[str, torch.Tensor]):
         self._tensors = dict(tensors)
-        self._close = close
 
     def infos(self) -> Sequence[TensorInfo]:
         """In the order of the mapping."""
         return [
-            TensorInfo(name, tuple(tensor.shape), dtype_name(tensor.dtype), tensor.numel() * tensor.element_size())
+            TensorInfo(
+                name,
+                tuple(tensor.shape),
+                str(tensor.dtype).removeprefix("torch."),
+                tensor.numel() * tensor.element_size(),
+            )
             for name, tensor in self._tensors.items()
         ]
 
@@ -34,19 +37,3 @@ class TensorsReader(WeightReader):
     def close(self) -> None:
         """Drops the tensors."""
         self._tensors = {}
-        close, self._close = self._close, None
-        if close is not None:
-            close()
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """In torch's spelling: "float32"."""
-    return str(dtype).removeprefix("torch.")
-
-
-def named_dtype(name: object) -> torch.dtype:
-    """The dtype that a sender names, with or without "torch.". Raises `ModelError` for what is none."""
-    found = getattr(torch, str(name).removeprefix("torch."), None)
-    if not isinstance(found, torch.dtype):
-        raise ModelError(f"the sender names a dtype {name!r}, which torch does not know")
-    return found

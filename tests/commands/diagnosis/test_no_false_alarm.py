@@ -85,11 +85,7 @@ def test_what_each_minor_version_brought_is_listed_and_exists(kind):
     tree = ast.parse(surface)
     names = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
     others = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-    others |= {
-        ast.unparse(node).split(" ")[0].rstrip(":")
-        for node in tree.body
-        if isinstance(node, ast.Assign | ast.AnnAssign)
-    }
+    others |= {ast.unparse(target) for node in tree.body if isinstance(node, ast.Assign) for target in node.targets}
     for path in listed:
         owner, _, member = path.partition(".")
         if path in others:
