@@ -65,6 +65,10 @@ class ClientText:
         self._inputs.check_ids("token_ids", ids)
         return await self._run(4 * len(ids), partial(self._known().decode, ids, skip_special_tokens))
 
+    async def pair_prompt(self, first: Prompt, second: Prompt) -> Prompt:
+        """See `EngineClient.pair_prompt`."""
+        return await self._run(_size(first) + _size(second), partial(self._inputs.pair, first, second))
+
     async def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> ChatPrompt:
         """See `EngineClient.render_chat`."""
         size = max(_num_chars(messages), INSTANT_CHARS)  # templates take longer than their text, and read tools too

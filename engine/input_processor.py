@@ -18,6 +18,7 @@ from dovetail.contracts.prompts import Prompt
 from dovetail.contracts.sampling import SamplingParams, as_token_ids
 from dovetail.engine.output_grammars import OutputGrammars
 from dovetail.engine.pooling.params import NEUTRAL, settled
+from dovetail.engine.pooling.scores import pair_prompt
 from dovetail.engine.request_fields import check_salt
 from dovetail.engine.tokenization.tokenizer import Tokenizer
 
@@ -162,6 +163,10 @@ class InputProcessor:
             grammar=self._grammars.grammar_of(params.structured_outputs, token_ids),
             prediction=self._prediction(params.prediction, drafter),
         )
+
+    def pair(self, first: Prompt, second: Prompt) -> Prompt:
+        """See `EngineClient.pair_prompt`."""
+        return pair_prompt(self._tokenizer, first, second, has_types=self._facts.num_token_types > 0)
 
     def _process_pooling(self, prompt: Prompt, params: PoolingParams) -> ProcessedInput:
         text, token_ids, cache_salt = self._read(prompt, params.truncate_prompt_tokens, num_output=0)

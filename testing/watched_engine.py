@@ -13,6 +13,7 @@ from dovetail.contracts.engine_client import EngineFacts, RequestPlan, RequestRe
 from dovetail.contracts.lora import LoadedLoRA, LoRARequest
 from dovetail.contracts.outputs import RequestOutput
 from dovetail.contracts.pausing import PauseMode
+from dovetail.contracts.pooling_params import PoolingParams
 from dovetail.contracts.prompts import ChatPrompt, Prompt
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.telemetry import Exposition, StepStats, TelemetrySink
@@ -88,7 +89,7 @@ class WatchedEngine:
     async def submit(
         self,
         prompt: Prompt,
-        sampling_params: SamplingParams | None = None,
+        sampling_params: SamplingParams | PoolingParams | None = None,
         request_id: str | None = None,
         **options: Any,
     ) -> RequestStream:
@@ -130,6 +131,10 @@ class WatchedEngine:
     async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """See `EngineClient.detokenize`."""
         return await self._engine.detokenize(token_ids, skip_special_tokens=skip_special_tokens)
+
+    async def pair_prompt(self, first: Prompt, second: Prompt) -> Prompt:
+        """See `EngineClient.pair_prompt`."""
+        return await self._engine.pair_prompt(first, second)
 
     async def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> ChatPrompt:
         """See `EngineClient.render_chat`."""

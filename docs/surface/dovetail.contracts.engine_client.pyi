@@ -132,6 +132,7 @@ class EngineClient(Protocol):
         *,
         skip_special_tokens: bool = True,
     ) -> str: ...
+    async def pair_prompt(self, first: Prompt, second: Prompt) -> Prompt: ...
     async def render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],

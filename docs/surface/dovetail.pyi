@@ -121,6 +121,7 @@ class AsyncLLMEngine:
         *,
         skip_special_tokens: bool = True,
     ) -> str: ...
+    async def pair_prompt(self, first: Prompt, second: Prompt) -> Prompt: ...
     async def render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -494,6 +495,7 @@ class RemoteEngine:
         *,
         skip_special_tokens: bool = True,
     ) -> str: ...
+    async def pair_prompt(self, first: Prompt, second: Prompt) -> Prompt: ...
     async def render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -3,6 +3,7 @@ from dataclasses import dataclass
 from dovetail.contracts.engine_client import EngineFacts, RequestPlan, RequestReports, RequestStream
 from dovetail.contracts.lora import LoRARequest, LoadedLoRA
 from dovetail.contracts.pausing import PauseMode
+from dovetail.contracts.pooling_params import PoolingParams
 from dovetail.contracts.prompts import ChatPrompt, Prompt
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.telemetry import Exposition
@@ -33,7 +34,7 @@ class WatchedEngine:
     async def submit(
         self,
         prompt: Prompt,
-        sampling_params: SamplingParams | None = None,
+        sampling_params: SamplingParams | PoolingParams | None = None,
         request_id: str | None = None,
         **options: Any,
     ) -> RequestStream: ...
@@ -52,6 +53,7 @@ class WatchedEngine:
         *,
         skip_special_tokens: bool = True,
     ) -> str: ...
+    async def pair_prompt(self, first: Prompt, second: Prompt) -> Prompt: ...
     async def render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -271,6 +271,10 @@ class RemoteEngine:
         """See `EngineClient.detokenize`."""
         return await self._known_text().detokenize(token_ids, skip_special_tokens=skip_special_tokens)
 
+    async def pair_prompt(self, first: Prompt, second: Prompt) -> Prompt:
+        """See `EngineClient.pair_prompt`."""
+        return await self._known_text().pair_prompt(first, second)
+
     async def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> ChatPrompt:
         """See `EngineClient.render_chat`."""
         return await self._known_text().render_chat(messages, **options)

@@ -15,6 +15,7 @@ DEFAULT_ROUTES: Final = (
     "tokenize",
     "explain",
     "lora",
+    "pooling",
     "playground",
 )
 """Routes that a server has where its config says nothing."""

@@ -10,6 +10,7 @@ import msgspec
 
 from dovetail.contracts.engine_client import EngineFacts
 from dovetail.contracts.errors import RequestError
+from dovetail.contracts.pooling_params import PoolingParams
 from dovetail.contracts.route import APIError
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.plugins.server.bodies import Body, Ignored
@@ -91,6 +92,13 @@ class SamplingFields(FormFields, kw_only=True):
 
 _PASSED_ON = frozenset(SamplingFields.__struct_fields__) & frozenset(SamplingParams.__dataclass_fields__)
 
+_FIELDS = (
+    frozenset(SamplingFields.__struct_fields__)
+    | frozenset(SamplingParams.__dataclass_fields__)
+    | frozenset(PoolingParams.__dataclass_fields__)
+)
+"""What the message of a refusal may begin with."""
+
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,18}")
 """`int` takes more: signs, spaces, underscores, digits of other scripts."""
 _MOST_SHOWN = 8
@@ -146,8 +154,7 @@ def token_limit(asked: int | None, facts: EngineFacts) -> int | None:
 def with_param(error: RequestError) -> APIError:
     """The refusal of a request, with the field that its message begins with as `param`."""
     name = str(error).partition(" ")[0]
-    is_field = name in SamplingParams.__dataclass_fields__ or name in SamplingFields.__struct_fields__
-    return APIError(400, str(error), param=name if is_field else None)
+    return APIError(400, str(error), param=name if name in _FIELDS else None)
 
 
 def _by_token_id(biases: Mapping[str, float]) -> dict[int, float]:

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Protocol, Self
 
 from starlette.requests import Request
 
@@ -17,6 +17,7 @@ from dovetail.contracts.errors import GrammarError, QueueFull, RequestError
 from dovetail.contracts.lora import AdapterConflict, AdapterNotFound, LoRARequest
 from dovetail.contracts.outputs import RequestOutput
 from dovetail.contracts.pausing import EngineConflict
+from dovetail.contracts.pooling_params import PoolingParams
 from dovetail.contracts.prompts import Prompt
 from dovetail.contracts.route import APIError
 from dovetail.contracts.sampling import SamplingParams
@@ -53,6 +54,30 @@ class Submission:
     form: FormOrigin
 
 
+@dataclass(frozen=True, kw_only=True)
+class PooledSubmission:
+    """How the prompts of a request that generates nothing are submitted."""
+
+    form: ClassVar[FormOrigin] = FormOrigin("input")
+    """Nothing asks for the form of an output."""
+    response_id: str
+    """As in `Submission`."""
+    unique: str
+    params: PoolingParams
+    options: Mapping[str, Any]
+
+
+class SubmittedFields(Protocol):
+    """What a body says of how its prompts are submitted, `SamplingFields` among others."""
+
+    request_id: str | None
+    priority: int | None
+    cache_salt: str | None
+
+    def end_user(self) -> str | None:
+        """For whom the request is, where it says so."""
+
+
 def submission(
     request: Request,
     fields: SamplingFields,
@@ -65,7 +90,34 @@ def submission(
     """How a request is submitted. Its id is the client's own (`request_id`, or the header x-request-id) behind
     `prefix`, or random. `lora_request`: of `RouteHost.find_model`. Raises `APIError` 400 for an id that no header can
     show."""
-    own = name_request(request, fields.request_id)
+    return Submission(
+        response_id=f"{prefix}-{name_request(request, fields.request_id)}",
+        unique=secrets.token_hex(8),
+        params=params,
+        options=_options(request, fields, lora_request),
+        form=form,
+    )
+
+
+def pooled_submission(
+    request: Request,
+    fields: SubmittedFields,
+    params: PoolingParams,
+    *,
+    prefix: str,
+    lora_request: LoRARequest | None = None,
+) -> PooledSubmission:
+    """As `submission`, of a request that generates nothing."""
+    return PooledSubmission(
+        response_id=f"{prefix}-{name_request(request, fields.request_id)}",
+        unique=secrets.token_hex(8),
+        params=params,
+        options=_options(request, fields, lora_request),
+    )
+
+
+def _options(request: Request, fields: SubmittedFields, lora_request: LoRARequest | None) -> dict[str, Any]:
+    """Keyword arguments of `EngineClient.submit`."""
     options: dict[str, Any] = {"priority": fields.priority or 0, "cache_salt": fields.cache_salt}
     user = fields.end_user()
     if user is not None:
@@ -75,13 +127,7 @@ def submission(
     trace = {name: request.headers[name] for name in _TRACE_HEADERS if name in request.headers}
     if trace:
         options["trace_headers"] = trace
-    return Submission(
-        response_id=f"{prefix}-{own}",
-        unique=secrets.token_hex(8),
-        params=params,
-        options=options,
-        form=form,
-    )
+    return options
 
 
 def is_of_response(request_id: str, response_id: str) -> bool:
@@ -97,7 +143,11 @@ class Streams:
     refused, or what `submit` raises that has a status of its own; the others are closed.
     """
 
-    def __init__(self, engine: EngineClient, prompts: Sequence[Prompt], how: Submission):
+    def __init__(
+        self, engine: EngineClient, prompts: Sequence[Prompt], how: Submission | PooledSubmission, first_index: int = 0
+    ):
+        """`first_index`: of `prompts[0]` among all that the submission has, for their requests' ids."""
+        self._first_index = first_index
         self._engine = engine
         self._prompts = prompts
         self._how = how
@@ -127,7 +177,7 @@ class Streams:
             raise
 
     async def _submit(self, index: int) -> RequestStream:
-        request_id = f"{self._how.response_id}-{self._how.unique}-{index}"
+        request_id = f"{self._how.response_id}-{self._how.unique}-{self._first_index + index}"
         return await self._engine.submit(self._prompts[index], self._how.params, request_id, **self._how.options)
 
     async def __aexit__(

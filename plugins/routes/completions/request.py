@@ -10,6 +10,7 @@ from dovetail.contracts.engine_client import EngineClient, EngineFacts
 from dovetail.contracts.prompts import Prompt, TokensPrompt
 from dovetail.contracts.route import APIError
 from dovetail.contracts.sampling import SamplingParams
+from dovetail.plugins.server.prompts import Prompts, separate_prompts
 from dovetail.plugins.server.sampling import SamplingFields, sampling_params, token_limit
 from dovetail.plugins.server.streams import FormOrigin
 from dovetail.plugins.server.structured import form_field, response_form
@@ -21,7 +22,7 @@ _MAX_TOKENS = 16
 class CompletionRequest(SamplingFields, kw_only=True):
     """OpenAI's fields, vLLM's extra ones, and `return_accepted_spans`: which tokens a drafter guessed."""
 
-    prompt: str | list[str | int | list[int]]
+    prompt: Prompts
     best_of: int | None = None
     echo: bool | None = None
     logprobs: int | None = None
@@ -111,15 +112,13 @@ def form_origin(body: CompletionRequest) -> FormOrigin:
 
 async def prompts_of(body: CompletionRequest, asked: Asked, engine: EngineClient) -> Sequence[Prompt]:
     """One prompt or several. Raises `APIError` 400 for what is neither, `RequestError` for text without a tokenizer."""
-    told_apart = _told_apart(body.prompt)
+    separate = separate_prompts(body.prompt, "prompt")
     limit = engine.facts.max_completions
-    if len(told_apart) > 1 and len(told_apart) * asked.params.num_sequences > limit:
-        message = (
-            f"the completions of {len(told_apart)} prompts are more than model.max_completions, {limit}: send fewer"
-        )
+    if len(separate) > 1 and len(separate) * asked.params.num_sequences > limit:
+        message = f"the completions of {len(separate)} prompts are more than model.max_completions, {limit}: send fewer"
         raise APIError(400, message, param="prompt")
     prompts: list[Prompt] = []
-    for given in told_apart:
+    for given in separate:
         if isinstance(given, str) and body.add_special_tokens is False:
             ids = await engine.tokenize(given, add_special_tokens=False)
             prompts.append(TokensPrompt(prompt=given, prompt_token_ids=ids))
@@ -129,19 +128,3 @@ async def prompts_of(body: CompletionRequest, asked: Asked, engine: EngineClient
         else:
             prompts.append(given)
     return prompts
-
-
-def _told_apart(prompt: str | list[str | int | list[int]]) -> Sequence[str | list[int]]:
-    """A list of integers is one prompt; texts and lists of integers are as many as there are."""
-    if isinstance(prompt, str):
-        return [prompt]
-    if not prompt:
-        raise APIError(400, "prompt is empty: give text or token ids", param="prompt")
-    ids = [item for item in prompt if isinstance(item, int)]
-    if not ids:
-        return [item for item in prompt if not isinstance(item, int)]
-    if len(ids) < len(prompt):
-        index = next(index for index, item in enumerate(prompt) if not isinstance(item, int))
-        message = "prompt is a text, a list of token ids, or a list of such; this one mixes token ids with others"
-        raise APIError(400, message, param=f"prompt.{index}")
-    return [ids]

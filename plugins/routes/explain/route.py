@@ -24,7 +24,7 @@ from dovetail.plugins.server.request_ids import MAX_ID_CHARS
 from dovetail.plugins.server.sampling import with_param
 from dovetail.plugins.server.streams import is_of_response
 
-_PREFIXES = ("", "cmpl-", "chatcmpl-", "msg-", "resp_")
+_PREFIXES = ("", "cmpl-", "chatcmpl-", "msg-", "resp_", "embd-", "score-", "rerank-", "pool-")
 """Of ids of responses, which may be left out."""
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
 from dovetail import AsyncLLMEngine, PoolingParams, PoolingRequestOutput, RemoteEngine, SamplingParams
 from dovetail.contracts.errors import RequestError
+from dovetail.contracts.prompts import Prompt
 
 WithRemote = Callable[[Callable[[RemoteEngine], Awaitable[Any]]], Any]
 PROMPT = "Once upon a time there was"
@@ -28,6 +30,20 @@ def test_results_are_those_of_a_local_engine(
     expected = asyncio.run(encoded(local_engine, params))
     assert found.outputs == expected.outputs
     assert found.prompt_token_ids == expected.prompt_token_ids
+
+
+def test_pairs_are_those_of_a_local_engine(with_remote: WithRemote, local_engine: AsyncLLMEngine) -> None:
+    pairs: list[tuple[Prompt, Prompt]] = [("Once upon", "a time"), ([5, 6], [7])]
+    for pair in pairs:
+        found = with_remote(partial(joined, pair=pair))
+        assert found == asyncio.run(joined(local_engine, pair))
+        assert len(found["prompt_token_ids"]) >= 3
+
+
+async def joined(engine: AsyncLLMEngine | RemoteEngine, pair: tuple[Prompt, Prompt]) -> Any:
+    with pytest.raises(RequestError, match="not one of each"):
+        await engine.pair_prompt("Once", [5])
+    return await engine.pair_prompt(*pair)
 
 
 def test_what_is_refused_is_refused_before_it_is_sent(with_remote: WithRemote) -> None:

@@ -13,6 +13,7 @@ from dovetail.plugins.routes.messages.route import MessagesRoute
 from dovetail.plugins.routes.metrics import MetricsRoute
 from dovetail.plugins.routes.models import ModelsRoute
 from dovetail.plugins.routes.pause import PauseRoute
+from dovetail.plugins.routes.pooling.route import PoolingRoute
 from dovetail.plugins.routes.responses.route import ResponsesRoute
 from dovetail.plugins.routes.tokenize import TokenizeRoute
 from dovetail.plugins.server.live import live_server
@@ -54,6 +55,11 @@ class TestPause(RouteSuite):
     plugin = PauseRoute
     serve = staticmethod(live_server)
     options: ClassVar[dict[str, Any]] = {"allow_control": True}
+
+
+class TestPooling(RouteSuite):
+    plugin = PoolingRoute
+    serve = staticmethod(live_server)
 
 
 class TestCompletions(GeneratingRouteSuite):

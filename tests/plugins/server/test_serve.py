@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,19 @@ def test_two_api_processes_serve_one_engine_and_one_truth(served: Served) -> Non
     texts = {served.post(COMPLETE).json()["choices"][0]["text"] for _ in range(8)}
     assert len(texts) == 1
     assert metric(served, "vllm:generation_tokens_total") == before + 64
+
+
+def test_an_engine_in_its_own_process_embeds_for_all_api_processes(served: Served) -> None:
+    before = metric(served, "vllm:prompt_tokens_total")
+    texts = ["Once upon a time", "there was"]
+    answers = [httpx.post(f"{served.url}/v1/embeddings", json={"input": texts}, timeout=60).json() for _ in range(8)]
+    first, second = (one["embedding"] for one in answers[0]["data"])
+    assert all([one["embedding"] for one in each["data"]] == [first, second] for each in answers)
+    read = sum(each["usage"]["prompt_tokens"] for each in answers)
+    assert metric(served, "vllm:prompt_tokens_total") == before + read
+    pair = {"text_1": texts[0], "text_2": texts[1]}
+    (score,) = httpx.post(f"{served.url}/score", json=pair, timeout=60).json()["data"]
+    assert score["score"] == pytest.approx(sum(map(mul, first, second)), abs=1e-6)
 
 
 def test_adapters_of_the_command_line_are_models(served: Served, pirate: Path) -> None:

@@ -1,0 +1,1 @@
+"""Route `pooling`: embeddings under OpenAI's schema; scores, reranking and other pooling under vLLM's."""
