@@ -65,9 +65,10 @@ class ClientText:
         self._inputs.check_ids("token_ids", ids)
         return await self._run(4 * len(ids), partial(self._known().decode, ids, skip_special_tokens))
 
-    async def pair_prompt(self, first: Prompt, second: Prompt) -> Prompt:
+    async def pair_prompt(self, first: Prompt, second: Prompt, *, truncate_prompt_tokens: int | None = None) -> Prompt:
         """See `EngineClient.pair_prompt`."""
-        return await self._run(_size(first) + _size(second), partial(self._inputs.pair, first, second))
+        pair = partial(self._inputs.pair, first, second, truncate_prompt_tokens)
+        return await self._run(_size(first) + _size(second), pair)
 
     async def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> ChatPrompt:
         """See `EngineClient.render_chat`."""

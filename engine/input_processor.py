@@ -20,6 +20,7 @@ from dovetail.engine.output_grammars import OutputGrammars
 from dovetail.engine.pooling.params import NEUTRAL, settled
 from dovetail.engine.pooling.scores import pair_prompt
 from dovetail.engine.request_fields import check_salt
+from dovetail.engine.tokenization.cutting import encode_start
 from dovetail.engine.tokenization.tokenizer import Tokenizer
 
 
@@ -164,9 +165,10 @@ class InputProcessor:
             prediction=self._prediction(params.prediction, drafter),
         )
 
-    def pair(self, first: Prompt, second: Prompt) -> Prompt:
+    def pair(self, first: Prompt, second: Prompt, most: int | None) -> Prompt:
         """See `EngineClient.pair_prompt`."""
-        return pair_prompt(self._tokenizer, first, second, has_types=self._facts.num_token_types > 0)
+        has_types = self._facts.num_token_types > 0
+        return pair_prompt(self._tokenizer, first, second, has_types=has_types, most=most)
 
     def _process_pooling(self, prompt: Prompt, params: PoolingParams) -> ProcessedInput:
         text, token_ids, cache_salt = self._read(prompt, params.truncate_prompt_tokens, num_output=0)
@@ -196,7 +198,7 @@ class InputProcessor:
         if not count:
             raise RequestError("token_type_ids were given, and the tokens of this model have no types: leave them out")
         types = as_token_ids("token_type_ids", given)
-        types = types if keep is None else types[-keep:]
+        types = types[:keep]
         if isinstance(prompt, Mapping) and prompt.get("prompt_token_ids") is None:
             raise RequestError("token_type_ids belong to prompt_token_ids, and the prompt is text: give both")
         if len(types) != len(token_ids) or not all(0 <= one < count for one in types):
@@ -208,18 +210,19 @@ class InputProcessor:
 
     def _read(self, prompt: Prompt, keep: int | None, num_output: int) -> tuple[str | None, list[int], str | None]:
         """Text, token ids and cache salt of a prompt behind which `num_output` tokens must have room. `keep`: only so
-        many tokens at its end; None: all."""
+        many tokens, at its end where output follows, else at its beginning; None: all."""
         if keep is None:
             self._check_text(prompt, num_output)
-        text, token_ids = self._tokens(prompt)
+        text, token_ids = self._tokens(prompt, keep if num_output == 0 else None)
         cache_salt = prompt.get("cache_salt") if isinstance(prompt, Mapping) else None
         check_salt(cache_salt)
         if keep is not None:
-            token_ids = token_ids[-keep:]
+            token_ids = token_ids[-keep:] if num_output else token_ids[:keep]
         self._check_prompt(token_ids, num_output)
         return text, token_ids, cache_salt
 
-    def _tokens(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+    def _tokens(self, prompt: Prompt, most: int | None) -> tuple[str | None, list[int]]:
+        """Text and token ids. `most`: of a text, with special tokens around it; see `encode_start`."""
         if isinstance(prompt, Mapping):
             unknown = set(prompt) - {"prompt", "prompt_token_ids", "cache_salt", "token_type_ids"}
             if unknown:
@@ -237,7 +240,7 @@ class InputProcessor:
         if isinstance(prompt, str):
             if self._tokenizer is None:
                 raise RequestError("this engine has no tokenizer (tokenizer_mode none): pass prompt_token_ids")
-            return prompt, self._tokenizer.encode(prompt)
+            return prompt, _encoded(self._tokenizer, prompt, most)
         if not isinstance(prompt, Iterable) or isinstance(prompt, bytes | bytearray | Set):
             raise RequestError(f"a prompt is text, a list of token ids or a mapping, got {type(prompt).__name__}")
         return None, list(as_token_ids("prompt_token_ids", prompt))
@@ -412,3 +415,7 @@ class InputProcessor:
                 f"the prediction has {num_tokens} tokens or more, and max_model_len is {self._facts.max_model_len}:"
                 " shorten it"
             )
+
+
+def _encoded(tokenizer: Tokenizer, text: str, most: int | None) -> list[int]:
+    return tokenizer.encode(text) if most is None else encode_start(tokenizer, text, most)

@@ -235,9 +235,9 @@ class LLM:
         pairs = pairs_of(as_prompts(data_1), as_prompts(data_2))
         facts = self.engine.facts
         if facts.pooling.num_labels == 1:
-            has_types = facts.num_token_types > 0
-            joined = [pair_prompt(self.engine.tokenizer, *pair, has_types=has_types) for pair in pairs]
-            params = as_task(pooling_params, len(pairs), CLASSIFY)
+            has_types, params = facts.num_token_types > 0, as_task(pooling_params, len(pairs), CLASSIFY)
+            most = params[0].truncate_prompt_tokens
+            joined = [pair_prompt(self.engine.tokenizer, *pair, has_types=has_types, most=most) for pair in pairs]
             return pair_scores(self.encode(joined, params, use_tqdm=use_tqdm, lora_request=lora_request))
         prompts = [prompt for pair in pairs for prompt in pair]
         return cosines(

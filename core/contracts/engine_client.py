@@ -234,10 +234,11 @@ class EngineClient(Protocol):
     async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `token_ids`. Raises `RequestError` for what is no token id."""
 
-    async def pair_prompt(self, first: Prompt, second: Prompt) -> Prompt:
+    async def pair_prompt(self, first: Prompt, second: Prompt, *, truncate_prompt_tokens: int | None = None) -> Prompt:
         """Two texts, or two lists of token ids, as the one prompt that a cross-encoder reads: texts joined, and their
-        tokens typed, as the tokenizer pairs them. Raises `RequestError` for one of each, and for text where the engine
-        has no tokenizer."""
+        tokens typed, as the tokenizer pairs them. With `truncate_prompt_tokens` the ends of the texts are left out
+        until there are no more tokens than that, of the longer text first; special tokens stay. Raises `RequestError`
+        for one of each, and for text where the engine has no tokenizer."""
 
     async def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> ChatPrompt:
         """The prompt of a conversation, by the model's chat template. `options`: chat_template,

@@ -44,7 +44,8 @@ class PoolingParams:
     use_activation: bool | None = None
     """Whether scores go through the activation: the softmax over several labels, the sigmoid of one. None: yes."""
     truncate_prompt_tokens: int | None = None
-    """Keeps only this many tokens at the end of the prompt."""
+    """Keeps only this many tokens at the beginning of the prompt. Of a text that includes the special tokens around it,
+    which stay; of a pair of texts the longer one is cut first."""
 
     def __post_init__(self) -> None:
         if self.task is not None and self.task not in TASKS:

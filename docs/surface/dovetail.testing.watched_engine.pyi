@@ -53,7 +53,13 @@ class WatchedEngine:
         *,
         skip_special_tokens: bool = True,
     ) -> str: ...
-    async def pair_prompt(self, first: Prompt, second: Prompt) -> Prompt: ...
+    async def pair_prompt(
+        self,
+        first: Prompt,
+        second: Prompt,
+        *,
+        truncate_prompt_tokens: int | None = None,
+    ) -> Prompt: ...
     async def render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -14,6 +14,7 @@ from dovetail.engine.pooling.outputs import (
     ScoringRequestOutput,
     shared_fields,
 )
+from dovetail.engine.tokenization.cutting import encode_pair_start, shares
 from dovetail.engine.tokenization.tokenizer import Tokenizer
 
 
@@ -30,18 +31,26 @@ def pairs_of(first: Sequence[Prompt], second: Sequence[Prompt]) -> list[tuple[Pr
     return list(zip(first, second, strict=True))
 
 
-def pair_prompt(tokenizer: Tokenizer | None, first: Prompt, second: Prompt, *, has_types: bool) -> Prompt:
-    """Two texts, or two lists of token ids, as one prompt. `has_types`: whether the model's tokens have types. Raises
-    `RequestError` for one of each."""
+def pair_prompt(
+    tokenizer: Tokenizer | None, first: Prompt, second: Prompt, *, has_types: bool, most: int | None = None
+) -> Prompt:
+    """Two texts, or two lists of token ids, as one prompt. `has_types`: whether the model's tokens have types. `most`:
+    how many tokens it has at most; see `encode_pair_start`. Raises `RequestError` for one of each."""
     texts, ids = [_text_of(one) for one in (first, second)], [_ids_of(one) for one in (first, second)]
     if texts[0] is not None and texts[1] is not None:
         if tokenizer is None:
             raise RequestError("this engine has no tokenizer (tokenizer_mode none): give token ids")
-        token_ids, types = tokenizer.encode_pair(texts[0], texts[1])
+        if most is None:
+            token_ids, types = tokenizer.encode_pair(texts[0], texts[1])
+        else:
+            token_ids, types = encode_pair_start(tokenizer, texts[0], texts[1], most)
         pair: TokensPrompt = {"prompt": f"{texts[0]}\n{texts[1]}", "prompt_token_ids": token_ids}
         return {**pair, "token_type_ids": types} if has_types else pair
     if ids[0] is not None and ids[1] is not None:
-        return {"prompt_token_ids": [*ids[0], *ids[1]]}
+        counts = len(ids[0]), len(ids[1])
+        if most is not None and sum(counts) > most:
+            counts = shares(*counts, most)
+        return {"prompt_token_ids": [*ids[0][: counts[0]], *ids[1][: counts[1]]]}
     raise RequestError("score takes two texts, or two lists of token ids, not one of each")
 
 

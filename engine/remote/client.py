@@ -271,9 +271,9 @@ class RemoteEngine:
         """See `EngineClient.detokenize`."""
         return await self._known_text().detokenize(token_ids, skip_special_tokens=skip_special_tokens)
 
-    async def pair_prompt(self, first: Prompt, second: Prompt) -> Prompt:
+    async def pair_prompt(self, first: Prompt, second: Prompt, *, truncate_prompt_tokens: int | None = None) -> Prompt:
         """See `EngineClient.pair_prompt`."""
-        return await self._known_text().pair_prompt(first, second)
+        return await self._known_text().pair_prompt(first, second, truncate_prompt_tokens=truncate_prompt_tokens)
 
     async def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> ChatPrompt:
         """See `EngineClient.render_chat`."""

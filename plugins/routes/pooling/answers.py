@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from dovetail.contracts.engine_client import EngineClient
 from dovetail.contracts.errors import RequestError
-from dovetail.contracts.pooling_params import PooledStates
+from dovetail.contracts.pooling_params import PooledStates, PoolingParams
 from dovetail.contracts.prompts import Prompt
 from dovetail.contracts.route import APIError
 from dovetail.plugins.server.sampling import with_param
@@ -76,7 +76,7 @@ async def _answer(
     engine: EngineClient, given: Input, index: int, how: PooledSubmission, read: Callable[[PooledStates], Value]
 ) -> Answer[Value]:
     try:
-        prompt = await _prompt_of(engine, given)
+        prompt = await _prompt_of(engine, given, how.params)
         async with Streams(engine, [prompt], how, index) as streams:
             (output,) = await streams.last()
     except APIError as error:
@@ -89,11 +89,12 @@ async def _answer(
     return Answer(read(output.pooled), len(output.prompt_token_ids), output.num_cached_tokens)
 
 
-async def _prompt_of(engine: EngineClient, given: Input) -> Prompt:
+async def _prompt_of(engine: EngineClient, given: Input, params: PoolingParams) -> Prompt:
     if given.second is None:
         return given.prompt
     try:
-        return await engine.pair_prompt(given.prompt, given.second)
+        keep = params.truncate_prompt_tokens
+        return await engine.pair_prompt(given.prompt, given.second, truncate_prompt_tokens=keep)
     except RequestError as error:
         if not engine.is_running:
             raise

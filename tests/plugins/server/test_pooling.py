@@ -148,7 +148,7 @@ def test_fields_of_ours_and_of_vllm(stage: Stage) -> None:
     answer = stage.openai.embeddings.create(model="tiny", input=TEXTS[0], extra_body=body)
     tokenizer = stage.llm.get_tokenizer()
     assert tokenizer is not None
-    ids = tokenizer.encode(TEXTS[0], add_special_tokens=False)[-2:]
+    ids = tokenizer.encode(TEXTS[0], add_special_tokens=False)[:2]
     assert same([answer.data[0].embedding], embedded(stage.llm, [ids], normalize=False))
     assert answer.usage.prompt_tokens == 2
 
@@ -188,6 +188,23 @@ def test_scores_of_a_cross_encoder_before_the_activation(cross_encoder: Stage) -
     params = PoolingParams(use_activation=False)
     expected = cross_encoder.llm.score(QUERY, DOCUMENTS, pooling_params=params, use_tqdm=False)
     assert [one["score"] for one in answer["data"]] == pytest.approx([one.outputs.score for one in expected], abs=1e-6)
+
+
+def test_a_document_that_is_too_long_is_cut_behind_the_query(cross_encoder: Stage) -> None:
+    """The query and the special tokens stay: two documents that begin alike score alike."""
+    tokenizer = cross_encoder.llm.get_tokenizer()
+    assert tokenizer is not None
+    whole = tokenizer.encode_pair(QUERY, "cat " * 8)[0]
+    body = {"query": QUERY, "documents": ["cat " * 7, "cat " * 2000], "truncate_prompt_tokens": len(whole) - 1}
+    answer = cross_encoder.http.post("/rerank", json=body).json()
+    short, long = (one["relevance_score"] for one in answer["results"])
+    assert short == pytest.approx(long, abs=1e-6)
+    assert answer["usage"]["prompt_tokens"] == 2 * (len(whole) - 1)
+    params = PoolingParams(truncate_prompt_tokens=len(whole) - 1)
+    (offline,) = cross_encoder.llm.score(QUERY, "cat " * 2000, pooling_params=params, use_tqdm=False)
+    assert offline.outputs.score == pytest.approx(long, abs=1e-6)
+    body["truncate_prompt_tokens"] = -1
+    assert cross_encoder.http.post("/rerank", json=body).status_code == 200
 
 
 def test_documents_come_in_order_of_relevance(scorer: Stage) -> None:
