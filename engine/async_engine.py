@@ -7,7 +7,7 @@ import asyncio
 import itertools
 import time
 import weakref
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from dovetail.contracts.outputs import RequestOutput
 from dovetail.contracts.pausing import PauseMode
 from dovetail.contracts.pooling_params import PoolingParams
 from dovetail.contracts.prompts import ChatPrompt, Prompt
+from dovetail.contracts.regions import RegionStatus
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.telemetry import Exposition
 from dovetail.contracts.weight_transport import WeightsReport
@@ -254,17 +255,23 @@ class AsyncLLMEngine:
         """See `LLMEngine.reset_prefix_cache`; runs between two steps."""
         return await self._steps.call(self._engine.reset_prefix_cache)
 
-    async def sleep(self, level: int = 1) -> int:
+    async def sleep(self, level: int = 1, tags: Collection[str] | None = None) -> int:
         """See `LLMEngine.sleep`; runs between two steps."""
-        return await self._steps.call(lambda: self._engine.sleep(level))
+        return await self._steps.call(lambda: self._engine.sleep(level, tags))
 
-    async def wake_up(self, *, new_weights: bool = False) -> None:
+    async def wake_up(
+        self, tags: Collection[str] | None = None, *, new_weights: bool = False, for_update: bool = False
+    ) -> None:
         """See `LLMEngine.wake_up`; runs between two steps."""
-        await self._steps.call(partial(self._engine.wake_up, new_weights=new_weights))
+        await self._steps.call(partial(self._engine.wake_up, tags, new_weights=new_weights, for_update=for_update))
 
     async def is_sleeping(self) -> bool:
         """See `LLMEngine.is_sleeping`; asked between two steps."""
         return await self._steps.call(self._engine.is_sleeping)
+
+    async def regions(self) -> tuple[RegionStatus, ...]:
+        """See `LLMEngine.regions`; asked between two steps."""
+        return await self._steps.call(self._engine.regions)
 
     async def init_weight_transfer_engine(self, init_info: Mapping[str, Any] | None = None) -> None:
         """See `WeightUpdates.init_weight_transfer_engine`."""

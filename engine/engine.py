@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from dovetail.contracts.outputs import RequestOutput, SpeculationTotals, TokenPr
 from dovetail.contracts.pausing import PauseMode
 from dovetail.contracts.pooling_params import PoolingParams
 from dovetail.contracts.prompts import Prompt
+from dovetail.contracts.regions import RegionStatus
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.telemetry import Exposition, TelemetrySink
 from dovetail.contracts.weight_transport import WeightsReport
@@ -264,28 +265,47 @@ class LLMEngine:
         engine."""
         self.tokens.add_telemetry_sink(sink)
 
-    def sleep(self, level: int = 1) -> int:
-        """Gives device memory back while nothing runs; returns the bytes. Level 1 keeps the weights in host memory,
-        level 2 reads them from the checkpoint again at `wake_up`. Cached prefixes are lost, and the KV blocks of
-        requests that a pause holds: these are computed again.
+    def sleep(self, level: int = 1, tags: Collection[str] | None = None) -> int:
+        """Gives memory back while nothing runs; returns the bytes.
 
-        Raises `EngineConflict` while requests are unfinished that no pause holds, or the engine sleeps; `ConfigError`
-        for another level, or one that the weights cannot do.
+        Args:
+            level: 1 sets the weights aside, in host memory (on a CPU: in a file), 2 discards those that the checkpoint
+                has, which `wake_up` reads again. Drafters' weights are set aside at both. Cached prefixes are lost,
+                and the KV blocks of requests that a pause holds: these are computed again.
+            tags: which regions: "weights", "kv_cache", "drafter:" and a label; None: all that are awake. Weights sleep
+                with the KV cache, or after it.
+
+        Raises `EngineConflict` while requests are unfinished that no pause holds, or a region sleeps; `RequestError`
+        for what is no region, `ConfigError` for another level, `CapacityError` where nothing can be set aside.
         """
-        return self.tokens.sleep(level)
+        return self.tokens.sleeping.sleep(level, tags)
 
-    def wake_up(self, *, new_weights: bool = False) -> None:
-        """Takes memory again. Raises `EngineConflict` for an engine that is awake, or that holds requests of the old
-        weights while it should take new ones.
+    def wake_up(
+        self, tags: Collection[str] | None = None, *, new_weights: bool = False, for_update: bool = False
+    ) -> None:
+        """Takes memory again.
 
-        After level 2 the checkpoint must be the one that was loaded, by size and time of its files, or `ModelError` is
-        raised and the engine sleeps on; `new_weights` takes whatever is there now.
+        After level 2 the checkpoint must be the one that was loaded, by size and time of its files, and the weights
+        must not have been updated since, or `ModelError` is raised and the engine sleeps on.
+
+        Args:
+            tags: as in `sleep`; None: all that sleep. The KV cache wakes up with the weights, or after them.
+            new_weights: take whatever checkpoint is there now.
+            for_update: do not read weights that level 2 discarded. They are invalid until an update brings all of
+                them, and the KV cache sleeps on until then.
+
+        Raises `EngineConflict` for a region that is awake, for the KV cache before the weights, and where requests of
+        the old weights are held while new ones should be taken.
         """
-        self.tokens.wake_up(new_weights=new_weights)
+        self.tokens.sleeping.wake_up(tags, new_weights=new_weights, for_update=for_update)
 
     def is_sleeping(self) -> bool:
         """Whether `wake_up` must come before requests."""
         return self.tokens.is_sleeping()
+
+    def regions(self) -> tuple[RegionStatus, ...]:
+        """The states of its memory: weights, KV cache, the weights of each drafter."""
+        return self.tokens.regions.statuses
 
     def init_weight_transfer_engine(self, init_info: Mapping[str, Any] | None = None) -> None:
         """See `WeightUpdates.init_weight_transfer_engine`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -15,6 +15,7 @@ from dovetail.contracts.outputs import BeamSearchOutput, RequestOutput
 from dovetail.contracts.pausing import PauseMode
 from dovetail.contracts.pooling_params import CLASSIFY, EMBED, TOKEN_CLASSIFY, PoolingParams
 from dovetail.contracts.prompts import Prompt
+from dovetail.contracts.regions import RegionStatus
 from dovetail.contracts.sampling import BeamSearchParams, SamplingParams
 from dovetail.contracts.weight_transport import WeightsReport
 from dovetail.engine.beam import BeamSearch
@@ -286,17 +287,23 @@ class LLM:
         """Whether requests wait for `resume`."""
         return self.engine.is_paused()
 
-    def sleep(self, level: int = 1) -> int:
+    def sleep(self, level: int = 1, tags: Collection[str] | None = None) -> int:
         """See `LLMEngine.sleep`."""
-        return self.engine.sleep(level)
+        return self.engine.sleep(level, tags)
 
-    def wake_up(self, *, new_weights: bool = False) -> None:
+    def wake_up(
+        self, tags: Collection[str] | None = None, *, new_weights: bool = False, for_update: bool = False
+    ) -> None:
         """See `LLMEngine.wake_up`."""
-        self.engine.wake_up(new_weights=new_weights)
+        self.engine.wake_up(tags, new_weights=new_weights, for_update=for_update)
 
     def is_sleeping(self) -> bool:
         """Whether `wake_up` must come before requests."""
         return self.engine.is_sleeping()
+
+    def regions(self) -> tuple[RegionStatus, ...]:
+        """See `LLMEngine.regions`."""
+        return self.engine.regions()
 
     def init_weight_transfer_engine(self, init_info: Mapping[str, Any] | None = None) -> None:
         """See `WeightUpdates.init_weight_transfer_engine`."""

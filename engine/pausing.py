@@ -31,6 +31,9 @@ class PausedEngine(Protocol):
     def is_sleeping(self) -> bool:
         """Whether nothing can be computed."""
 
+    def check_generates(self, drafter: str | None) -> None:
+        """Raises `EngineConflict` where nothing is generated now, with this drafter."""
+
     def end_all(self, error: BaseException) -> None:
         """Ends all requests because of an error."""
 
@@ -97,9 +100,11 @@ class Pausing:
     @exclusive
     def resume(self) -> None:
         """Requests go on from where they are. Without effect where nothing is paused. Raises `EngineConflict` while the
-        engine sleeps."""
+        engine sleeps, or weights are invalid that held requests need."""
         if self._engine.is_sleeping() and self.is_paused:
             raise EngineConflict("a paused engine that sleeps cannot resume: call wake_up first")
+        for drafter in {sequence.drafter for sequence in self._sequences()}:
+            self._engine.check_generates(drafter)
         self._mode, self._running = None, set()
         for sequence in self._sequences():
             sequence.pause(False)

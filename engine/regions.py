@@ -79,6 +79,11 @@ class Regions:
         """Whether `wake_up` must come before requests: the weights or the KV cache sleep."""
         return _ASLEEP in (self.state(WEIGHTS), self.state(KV_CACHE))
 
+    @property
+    def any_asleep(self) -> bool:
+        """Whether some region sleeps."""
+        return any(one.state is _ASLEEP for one in self._regions.values())
+
     def state(self, name: str) -> RegionState:
         """Of one region."""
         return self._known(name).state

@@ -18,7 +18,8 @@ from dovetail.contracts.engine_client import EngineFacts, RequestReports
 from dovetail.contracts.errors import PluginError, RequestError
 from dovetail.contracts.lora import LoadedLoRA, LoRARequest
 from dovetail.contracts.outputs import RequestMetrics, SpeculationTotals, TokenProgress
-from dovetail.contracts.pausing import EngineConflict, check_level
+from dovetail.contracts.pausing import EngineConflict
+from dovetail.contracts.regions import WEIGHTS, RegionState
 from dovetail.contracts.telemetry import Assignment, Exposition, TelemetrySink
 from dovetail.engine.adapters.adapter import Adapter
 from dovetail.engine.adapters.known import KnownAdapter
@@ -37,6 +38,7 @@ from dovetail.engine.kv.manager import KVStatistics
 from dovetail.engine.kv.pool import PrefixCacheReset
 from dovetail.engine.pausing import Pausing
 from dovetail.engine.pending_grammars import GrammarWait, PendingGrammars
+from dovetail.engine.regions import Regions
 from dovetail.engine.request_fields import (
     as_request_ids,
     as_trace_context,
@@ -49,6 +51,7 @@ from dovetail.engine.request_reports import is_part_of, live_report
 from dovetail.engine.request_table import RequestEntry, RequestTable
 from dovetail.engine.sequence import Sequence
 from dovetail.engine.setup import EngineParts, allocate_kv, check_block_counts, create_parts
+from dovetail.engine.sleeping import Sleeping
 from dovetail.engine.step import Ending
 from dovetail.engine.step_update import GRAMMAR_REFUSED, StepUpdate, TextStop
 from dovetail.engine.telemetry import Telemetry
@@ -95,14 +98,18 @@ class TokenEngine:
         self._idle_drafters = IdleDrafters()
         self._idle_memory = IdleMemory()
         self._pending_grammars = PendingGrammars(self._holds.notify)
-        self._weights = HeldWeights(config, parts.kv.layout, self._telemetry)
+        self.regions = Regions(config.speculation.drafters if config.speculation is not None else ())
+        """Which of its memory is there."""
+        self._weights = HeldWeights(config, parts.kv.layout, self._telemetry, self.regions)
         self.weight_updates = WeightUpdates(
             config, self.use, self._weights, parts.workers, self._why_weights_stay, lambda: self._core.settle()
+        )
+        self.sleeping = Sleeping(
+            self, self.use, self.regions, parts.workers, self.pausing, self._adapters, self._weights
         )
         self._telemetry.attach(self._core, parts.kv)
         self._telemetry.engine_started(self._holds)
         self._closed = False
-        self._is_asleep = False
         try:
             self._adapters.read_configured()
         except BaseException:
@@ -357,37 +364,23 @@ class TokenEngine:
         """Tells `sink` of every step and request from now on, beside those of the config; the engine closes it."""
         self._telemetry.add_sink(sink)
 
-    @exclusive
-    def sleep(self, level: int = 1) -> int:
-        """See `LLMEngine.sleep`."""
-        check_level(level)
-        if self._is_asleep:
-            raise EngineConflict("the engine sleeps already: call wake_up first")
-        self.pausing.give_up_memory()
-        self._core.settle()
-        self._adapters.forget_slots()
-        given_back = sum(self._parts.workers.call("sleep", level))
-        self.reset_prefix_cache()
-        self._is_asleep = True
-        return given_back
-
-    @exclusive
-    def wake_up(self, *, new_weights: bool = False) -> None:
-        """See `LLMEngine.wake_up`."""
-        self.pausing.check_wakes(new_weights=new_weights)
-        self._parts.workers.call("wake_up", *([True] if new_weights else []))
-        if new_weights:
-            self._weights.read_again()
-        self._is_asleep = False
-
     def is_sleeping(self) -> bool:
         """Whether `wake_up` must come before requests."""
-        return self._is_asleep
+        return self.regions.is_asleep
+
+    def check_generates(self, drafter: str | None) -> None:
+        """Raises `EngineConflict` where nothing is generated now, with a drafter (None: without)."""
+        speculation = self.config.speculation
+        if drafter is None or speculation is None:
+            self.regions.check_generates()
+        else:
+            self.regions.check_generates([drafter, *speculation.drafters[drafter].stages])
 
     def _why_weights_stay(self) -> str | None:
         if self.request_ids:
             return "while requests are unfinished, held ones included: let them end, or abort them"
-        return "while the engine sleeps: call wake_up first" if self._is_asleep else None
+        asleep = self.regions.state(WEIGHTS) is RegionState.ASLEEP
+        return "while the engine sleeps: call wake_up first" if asleep else None
 
     @exclusive
     def determine_num_available_blocks(self) -> tuple[int, int]:
@@ -403,7 +396,7 @@ class TokenEngine:
         blocks, `CapacityError` for fewer than a sequence of full length takes or more than host memory holds; each
         leaves everything as it was.
         """
-        if self.request_ids or self._is_asleep:
+        if self.request_ids or self.regions.any_asleep:
             raise RequestError("the KV memory cannot be replaced while requests are unfinished or the engine sleeps")
         check_block_counts(num_device_blocks=num_device_blocks, num_host_blocks=num_host_blocks)
         self._core.settle()
@@ -428,7 +421,7 @@ class TokenEngine:
         not wait for the step that runs. Raises `ConfigError` where no sink exposes metrics, `PluginError` where one
         raises, all were switched off or their pages make none together, `RequestError` after `shutdown`."""
         self.use.check_process()
-        return self._telemetry.exposition(self._requests, is_asleep=self._is_asleep)
+        return self._telemetry.exposition(self._requests, is_asleep=self.regions.is_asleep)
 
     def keep_ended(self, most: int) -> None:
         """`explain_request` knows so many requests after their end; 0, as at the start: none."""
@@ -565,9 +558,8 @@ class TokenEngine:
         cache_salt: str | None,
         known: KnownAdapter | None,
     ) -> list[Sequence]:
-        if self._is_asleep and not self.pausing.is_paused:
-            raise EngineConflict("the engine sleeps: call wake_up first")
-        self._weights.check_valid()
+        if not self.pausing.is_paused:
+            self.check_generates(processed.drafter)
         params = processed.params
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(64)
         adapter = known.adapter if known is not None else None

@@ -44,8 +44,9 @@ class PackedLinear(LinearKernel):
 
     def __init__(self, weight: torch.Tensor):
         self._weight: torch.Tensor | None = weight
-        self._shape = weight.shape
-        self._dtype = weight.dtype
+        self.shape = weight.shape
+        """[out_features, in_features]"""
+        self.dtype = weight.dtype
         self._packed: Any = None
         """A tensor in a layout that torch's type stubs do not know."""
 
@@ -61,7 +62,7 @@ class PackedLinear(LinearKernel):
     def load(self, rows: slice, weight: torch.Tensor | PackedTensor) -> None:
         """Copies the rows; after `finish`, into a plain copy of the packed weights."""
         if self._weight is None and self._packed is None:
-            self._weight = torch.empty(self._shape, dtype=self._dtype)
+            self._weight = torch.empty(self.shape, dtype=self.dtype)
         elif self._weight is None:
             self._weight = self._packed.to_dense()
         self._weight[rows].copy_(unpacked(weight))
@@ -70,9 +71,15 @@ class PackedLinear(LinearKernel):
         """Packs the weights, into the memory of earlier ones if there are any, and drops the plain weights."""
         if self._weight is None:
             return
-        packed = torch.ops.mkldnn._reorder_linear_weight(self._weight, _ROWS_EXPECTED[self._dtype])
+        packed = torch.ops.mkldnn._reorder_linear_weight(self._weight, _ROWS_EXPECTED[self.dtype])
         self._packed = packed if self._packed is None else self._packed.copy_(packed)
         self._weight = None
+
+    def plain(self) -> torch.Tensor:
+        """Returns a copy of the weights, which `load` and `finish` make the same packed weights of. Not between
+        `release` and `finish`."""
+        plain: torch.Tensor = self._packed.to_dense()
+        return plain
 
     def release(self) -> int:
         """Drops the packed weights, until all rows are loaded again; returns the number of bytes."""

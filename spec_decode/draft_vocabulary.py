@@ -7,6 +7,7 @@ tensor `token_ids`: the tokens that its heads guess. Other tokens are never gues
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -36,6 +37,11 @@ class DraftVocabulary:
         """Takes the target's unembedding, in place of an earlier one."""
         self._kernel.load(slice(0, len(self.token_ids)), _unembedding(self.token_ids, setup))
         self._kernel.finish()
+
+    def tensors(self) -> Iterable[Tensor]:
+        """The ids and the unembedding, but for layouts of oneDNN's own."""
+        yield self.token_ids
+        yield from self._kernel.tensors()
 
     def logits(self, states: Tensor) -> Tensor:
         """Returns logits [N, v] of states [N, hidden_size] that are ready for the target's unembedding."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from dovetail.contracts.outputs import RequestOutput
 from dovetail.contracts.pausing import PauseMode
 from dovetail.contracts.pooling_params import PoolingParams
 from dovetail.contracts.prompts import ChatPrompt, Prompt
+from dovetail.contracts.regions import RegionStatus
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.telemetry import Exposition, StepStats, TelemetrySink
 from dovetail.engine.async_engine import AsyncLLMEngine
@@ -172,13 +173,17 @@ class WatchedEngine:
         """As the engine's."""
         return await self._engine.is_paused()
 
-    async def sleep(self, level: int = 1) -> int:
+    async def sleep(self, level: int = 1, tags: Collection[str] | None = None) -> int:
         """As the engine's."""
-        return await self._engine.sleep(level)
+        return await self._engine.sleep(level, tags)
 
-    async def wake_up(self, *, new_weights: bool = False) -> None:
+    async def wake_up(self, tags: Collection[str] | None = None, *, new_weights: bool = False) -> None:
         """As the engine's."""
-        await self._engine.wake_up(new_weights=new_weights)
+        await self._engine.wake_up(tags, new_weights=new_weights)
+
+    async def regions(self) -> tuple[RegionStatus, ...]:
+        """As the engine's."""
+        return await self._engine.regions()
 
     async def is_sleeping(self) -> bool:
         """As the engine's."""

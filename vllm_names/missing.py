@@ -170,12 +170,6 @@ def refuse_given(call: str, given: Mapping[str, Any]) -> None:
             refuse(f"{call}({name}=...)", _ARGUMENTS[name])
 
 
-def refuse_part(tags: list[str] | None) -> None:
-    """Refuses to wake a part of the memory. Raises `RequestError`."""
-    if tags is not None and {"weights", "kv_cache"} - set(tags):
-        refuse(f"wake_up(tags={tags!r})", "weights and KV cache wake together: leave tags out")
-
-
 class MissingModules(MetaPathFinder):
     """Refuses the import of a module of vLLM that Dovetail does not have, with the reason."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from dovetail.config.resolved import ResolvedConfig
@@ -12,11 +12,13 @@ from dovetail.contracts.executor import PendingStep, Placement
 from dovetail.contracts.kv import KVLayout
 from dovetail.contracts.logits import LogitsSetup
 from dovetail.contracts.pausing import check_level
+from dovetail.contracts.regions import KV_CACHE, WEIGHTS
 from dovetail.contracts.step import StepPlan, StepResult
 from dovetail.worker.draft_tokenizers import DraftTokenizers
 from dovetail.worker.loaded_model import LoadedModel, load_model
-from dovetail.worker.running_worker import RunningWorker, SleepingWorker, initialize_cache
+from dovetail.worker.running_worker import RunningWorker, initialize_cache
 from dovetail.worker.sampling.grammar_compiler import GrammarCompiler
+from dovetail.worker.sleeping_worker import SleepingWorker
 from dovetail.worker.weight_update.updater import WeightUpdater
 from dovetail.worker.worker_setup import leave_group, set_up
 
@@ -42,7 +44,7 @@ class ModelWorker:
         self._grammars: GrammarCompiler | None = None
         self._loaded: LoadedModel | None = None
         self._running: RunningWorker | None = None
-        """None while it sleeps, too."""
+        """None while its weights or its KV cache sleep, too."""
         self._sleeping: SleepingWorker | None = None
         self._updater: WeightUpdater | None = None
         """Made for the first weight update."""
@@ -66,6 +68,8 @@ class ModelWorker:
             "initialize_cache": self._initialize_cache,
             "plugin_hash": lambda: self._setup.plugins.plugin_hash,
             "ping": lambda: self._setup.placement.rank,
+            "prepare_sleep": self._prepare_sleep,
+            "cancel_sleep": self._cancel_sleep,
             "sleep": self._sleep,
             "wake_up": self._wake_up,
             "forget_finished": self._forget_finished,
@@ -88,6 +92,8 @@ class ModelWorker:
         if self._updater is not None:
             self._updater.close()
         running = self._with_cache()
+        if self._sleeping is not None:
+            self._sleeping.close()
         if running is not None:
             self._finish_work()
             running.forward.release()  # graphs hold collectives of the group that is left below
@@ -110,19 +116,42 @@ class ModelWorker:
             self._grammars = grammars
             grammars.read_ahead()
 
-    def _sleep(self, level: int) -> int:
+    def _prepare_sleep(self, level: int, names: Sequence[str]) -> None:
         check_level(level)
-        if self._sleeping is not None:
-            raise ConfigError("the worker sleeps already: call wake_up first")
-        self._sleeping = self._in_order("sleep", self._running).prepare_sleep(level)
-        self._running = None
-        return self._sleeping.give_memory_back()
-
-    def _wake_up(self, new_weights: bool = False) -> None:
         if self._sleeping is None:
-            raise ConfigError("the worker is awake")
-        self._running = self._sleeping.wake_up(new_weights=new_weights)
-        self._sleeping = None
+            self._sleeping = SleepingWorker(self._in_order("sleep", self._running))
+        try:
+            self._sleeping.prepare(level, names)
+        except BaseException:
+            self._note_regions()
+            raise
+
+    def _cancel_sleep(self) -> None:
+        if self._sleeping is not None:
+            self._sleeping.cancel()
+            self._note_regions()
+
+    def _sleep(self, level: int, names: Sequence[str] = (WEIGHTS, KV_CACHE)) -> int:
+        if self._sleeping is None or not self._sleeping.is_prepared:
+            self._prepare_sleep(level, names)
+        sleeping = self._sleeping
+        assert sleeping is not None
+        given_back = sleeping.give_memory_back()
+        self._note_regions()
+        return given_back
+
+    def _wake_up(
+        self, new_weights: bool = False, names: Sequence[str] = (WEIGHTS, KV_CACHE), for_update: bool = False
+    ) -> None:
+        if self._sleeping is not None:
+            self._sleeping.wake_up(names, new_weights=new_weights, for_update=for_update)
+            self._note_regions()
+
+    def _note_regions(self) -> None:
+        sleeping = self._sleeping
+        if sleeping is not None:
+            self._running = sleeping.running if sleeping.can_run else None
+            self._sleeping = None if sleeping.is_awake else sleeping
 
     def _weights(self) -> WeightUpdater:
         if self._updater is None:

@@ -1,10 +1,7 @@
-"""A loaded model with a KV cache: it runs steps, and may sleep."""
+"""A loaded model with a KV cache: it runs steps."""
 
 from __future__ import annotations
 
-from functools import partial
-
-from dovetail.contracts.errors import CapacityError, WorkerError
 from dovetail.contracts.kv import KVLayout
 from dovetail.contracts.logits import LogitsProcessor
 from dovetail.worker.block_mover import BlockMover
@@ -12,12 +9,10 @@ from dovetail.worker.forward import ForwardPass, create_forward
 from dovetail.worker.input_batch import InputBatch
 from dovetail.worker.kv_storage import KVStorage
 from dovetail.worker.loaded_model import LoadedModel
-from dovetail.worker.machine.free_memory import give_back_free_memory
 from dovetail.worker.model_runner import ModelRunner
 from dovetail.worker.pooling.create import create_poolers
 from dovetail.worker.pooling.pooling import PoolingRequests
 from dovetail.worker.sampling.grammar_compiler import GrammarCompiler
-from dovetail.worker.sleep import Sleeper
 
 
 def initialize_cache(
@@ -86,59 +81,3 @@ class RunningWorker:
         self.storage = storage
         self.forward = forward
         self.runner = runner
-
-    def prepare_sleep(self, level: int) -> SleepingWorker:
-        """Waits for the device. `SleepingWorker.give_memory_back` does the rest."""
-        self.loaded.setup.device.synchronize()
-        return SleepingWorker(self, level)
-
-
-class SleepingWorker:
-    """A worker that runs again after `wake_up`."""
-
-    def __init__(self, running: RunningWorker, level: int):
-        """`level`: as `Sleeper` has it."""
-        self.running = running
-        self._device = running.loaded.setup.device
-        adapters = running.loaded.adapters
-        slots = adapters.tensors if adapters is not None else []
-        self._sleeper = Sleeper(running.loaded.model, [*running.storage.tensors, *slots], self._device, level)
-
-    def give_memory_back(self) -> int:
-        """Frees KV pages, weights and captured graphs; how many bytes."""
-        if self.running.loaded.adapters is not None:
-            self.running.loaded.adapters.forget_slots()  # the engine places them again
-        self.running.forward.release()  # graphs hold memory of their own, and addresses that will not be right any more
-        given_back = self._sleeper.sleep()
-        give_back_free_memory()
-        return given_back
-
-    def wake_up(self, *, new_weights: bool) -> RunningWorker:
-        """Takes memory again and fills it. Where something fails, it may be called again, but for a `WorkerError`.
-
-        Args:
-            new_weights: whether another checkpoint is taken than the one that was loaded.
-
-        Raises:
-            ModelError: where the weights are to be read again and cannot be, or are others and `new_weights` is False.
-            WorkerError: where graphs could not be captured, for want of memory too: this process cannot be used any
-                more.
-        """
-        if self._sleeper.reads_weights and not new_weights:
-            self.running.loaded.check_checkpoint()
-        # Handed over like steps: the calling thread may have another current stream than theirs.
-        self._device.launch(partial(_fill, self._sleeper, self.running.loaded))
-        self._device.synchronize()
-        try:
-            self.running.forward.prepare()
-        except CapacityError as error:
-            raise WorkerError(
-                f"capturing graphs anew ran out of memory, and this process cannot be used any more: {error}"
-            ) from error
-        return self.running
-
-
-def _fill(sleeper: Sleeper, loaded: LoadedModel) -> None:
-    sleeper.wake_up()
-    if sleeper.reads_weights:
-        loaded.read_weights()

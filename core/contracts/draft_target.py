@@ -105,6 +105,16 @@ class UpdatesWeights(DraftWorker):
         does. Addresses in captured graphs stay valid. After an error all weights are loaded again before it drafts."""
 
 
+class NamesWeights(DraftWorker):
+    """A drafter that names the weights of its own, so that their memory can be given back while it sleeps. The host
+    names a model of `LoadsModel` itself. Weights that nobody names stay in memory."""
+
+    @abstractmethod
+    def own_weights(self) -> Iterable[torch.Tensor | torch.nn.Module]:
+        """Returns the tensors, and the modules whose tensors are meant. The host copies their content, gives their
+        memory back and later fills it again; they stay the same objects, and `propose` is not called meanwhile."""
+
+
 class CopiesTarget(DraftWorker):
     """A drafter that keeps a copy of some of the target's weights, such as rows of its unembedding."""
 

@@ -11,7 +11,7 @@ own: prompts are tokenized and text is made where the client is, token ids trave
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -20,6 +20,7 @@ from dovetail.contracts.outputs import RequestOutput
 from dovetail.contracts.pausing import PauseMode
 from dovetail.contracts.pooling_params import PoolingParams
 from dovetail.contracts.prompts import ChatPrompt, Prompt
+from dovetail.contracts.regions import RegionStatus
 from dovetail.contracts.sampling import RAW_LOGPROBS, SamplingParams
 from dovetail.contracts.telemetry import Exposition, RequestStats
 
@@ -275,14 +276,19 @@ class EngineClient(Protocol):
     async def is_paused(self) -> bool:
         """Whether new requests are held."""
 
-    async def sleep(self, level: int = 1) -> int:
-        """Gives device memory back; returns the bytes. Level 1 keeps the weights in host memory, level 2 reads them
-        again. KV blocks are lost: requests that a pause holds are computed again. Raises `EngineConflict` while others
-        are unfinished, or the engine sleeps; `ConfigError` for another level."""
+    async def sleep(self, level: int = 1, tags: Collection[str] | None = None) -> int:
+        """Gives memory back; returns the bytes. Level 1 sets the weights aside, level 2 reads them again. KV blocks are
+        lost: requests that a pause holds are computed again. `tags`: names of regions; None: all. Raises
+        `EngineConflict` while others are unfinished, or a region sleeps; `RequestError` for what is no region,
+        `ConfigError` for another level."""
 
-    async def wake_up(self, *, new_weights: bool = False) -> None:
-        """Takes memory again. Raises `EngineConflict` for an engine that is awake, `ModelError` where after level 2 the
-        checkpoint is another one, unless `new_weights` takes what is there."""
+    async def wake_up(self, tags: Collection[str] | None = None, *, new_weights: bool = False) -> None:
+        """Takes memory again. `tags`: names of regions; None: all that sleep. Raises `EngineConflict` for a region that
+        is awake, and for a KV cache before the weights; `ModelError` where after level 2 the checkpoint is another one,
+        unless `new_weights` takes what is there."""
+
+    async def regions(self) -> tuple[RegionStatus, ...]:
+        """The states of its memory: weights, KV cache, the weights of each drafter."""
 
     async def is_sleeping(self) -> bool:
         """Whether `wake_up` must come before requests."""

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.needs import RUNS_ON, among, at_most, compared
+from dovetail.contracts.pausing import EngineConflict
 from dovetail.contracts.plugin import Plugin, PluginOptions
 from dovetail.contracts.weights import WeightReader
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class WeightUpdateConflict(RequestError):
+class WeightUpdateConflict(EngineConflict):
     """The weights cannot be updated as asked while the engine is as it is. Nothing changed."""
 
 

@@ -7,7 +7,7 @@ import itertools
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Self
@@ -23,6 +23,7 @@ from dovetail.contracts.outputs import RequestOutput
 from dovetail.contracts.pausing import PauseMode
 from dovetail.contracts.pooling_params import PoolingParams
 from dovetail.contracts.prompts import ChatPrompt, Prompt
+from dovetail.contracts.regions import RegionState, RegionStatus
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.telemetry import Exposition
 from dovetail.engine.client_text import ClientText
@@ -316,13 +317,18 @@ class RemoteEngine:
         """See `EngineClient.is_paused`."""
         return bool(await self.call("is_paused"))
 
-    async def sleep(self, level: int = 1) -> int:
+    async def sleep(self, level: int = 1, tags: Collection[str] | None = None) -> int:
         """See `EngineClient.sleep`."""
-        return int(await self.call("sleep", level=level))
+        return int(await self.call("sleep", level=level, tags=tags))
 
-    async def wake_up(self, *, new_weights: bool = False) -> None:
+    async def wake_up(self, tags: Collection[str] | None = None, *, new_weights: bool = False) -> None:
         """See `EngineClient.wake_up`."""
-        await self.call("wake_up", new_weights=new_weights)
+        await self.call("wake_up", tags=tags, new_weights=new_weights)
+
+    async def regions(self) -> tuple[RegionStatus, ...]:
+        """See `EngineClient.regions`."""
+        answer = await self.call("regions")
+        return tuple(RegionStatus(**{**plain, "state": RegionState(plain["state"])}) for plain in answer)
 
     async def is_sleeping(self) -> bool:
         """See `EngineClient.is_sleeping`."""
@@ -334,8 +340,8 @@ class RemoteEngine:
 
     async def call(self, name: str, **arguments: Any) -> Any:
         """What the engine's method `name` returns, as plain data; it runs between two steps. One of
-        cache_statistics, reset_prefix_cache, sleep, wake_up, is_sleeping, pause, is_paused, hold, resume, start_lora,
-        remove_lora, list_loras and pin_lora."""
+        cache_statistics, reset_prefix_cache, sleep, wake_up, is_sleeping, regions, pause, is_paused, hold, resume,
+        start_lora, remove_lora, list_loras and pin_lora."""
         self._running()
         return await self._answer(lambda call_id: Call(call_id, name, arguments))
 

@@ -76,9 +76,10 @@ class EngineServer:
         self._calls: dict[str, Callable[..., Any]] = {
             "cache_statistics": engine.cache_statistics,
             "reset_prefix_cache": engine.reset_prefix_cache,
-            "sleep": engine.sleep,
-            "wake_up": engine.wake_up,
+            "sleep": engine.sleeping.sleep,
+            "wake_up": engine.sleeping.wake_up,
             "is_sleeping": engine.is_sleeping,
+            "regions": lambda: list(engine.regions.statuses),
             "hold": engine.hold,
             "resume": lambda request_ids=None: (
                 engine.pausing.resume() if request_ids is None else engine.resume(request_ids)

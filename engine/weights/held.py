@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from dovetail.config.resolved import ResolvedConfig
 from dovetail.contracts.kv import KVLayout
+from dovetail.contracts.regions import RegionState
 from dovetail.contracts.weight_transport import WeightsReport, WeightUpdateConflict
 from dovetail.engine.kv.hashing import PagesIdentity
+from dovetail.engine.regions import Regions
 from dovetail.engine.setup import pages_identity
 from dovetail.engine.telemetry import Telemetry
 
@@ -13,41 +17,43 @@ from dovetail.engine.telemetry import Telemetry
 class HeldWeights:
     """The weights of one engine."""
 
-    def __init__(self, config: ResolvedConfig, layout: KVLayout, telemetry: Telemetry):
-        """As they were loaded at the start."""
+    def __init__(self, config: ResolvedConfig, layout: KVLayout, telemetry: Telemetry, regions: Regions):
+        """As they were loaded at the start. `regions`: which of them are whole."""
         self._config = config
         self._layout = layout
         self._telemetry = telemetry
-        self._invalid = ""
+        self._regions = regions
         self.report = WeightsReport(version=0, checksum="")
         self.pages: PagesIdentity = pages_identity(config, layout, self.report)
         """What KV pages that are computed now follow from: none of an earlier version is found in the prefix cache."""
 
-    @property
-    def is_valid(self) -> bool:
-        """Whether they are those of one version, so that the engine generates."""
-        return not self._invalid
-
     def check_valid(self) -> None:
-        """Raises `WeightUpdateConflict` where an update failed half-way."""
-        if self._invalid:
-            raise WeightUpdateConflict(
-                f"the weights are invalid, since an update failed while it wrote them ({self._invalid}): update all"
-                " weights again, or sleep(2) and wake_up(new_weights=True), which reads the checkpoint"
-            )
+        """Raises `WeightUpdateConflict` where some are not whole, so that they cannot be updated in part."""
+        for one in self._regions.statuses:
+            if one.state is RegionState.INVALID:
+                raise WeightUpdateConflict(self._regions.why_invalid(one.name))
 
-    def invalidate(self, reason: str) -> None:
-        """Some are new and some are old: nothing is generated until all are replaced."""
-        self._invalid = reason
+    def check_awake(self, region: str) -> None:
+        """Raises `WeightUpdateConflict` for weights that sleep."""
+        if self._regions.state(region) is RegionState.ASLEEP:
+            raise WeightUpdateConflict(f"{region} sleeps and cannot be updated: call wake_up first")
+
+    def invalidate(self, names: Iterable[str], reason: str) -> None:
+        """Some of these regions' weights are new and some are old: nothing is generated with them until all are
+        replaced."""
+        for name in names:
+            if self._regions.state(name) is not RegionState.INVALID:
+                self._regions.invalidate(name, reason)
 
     def read_again(self) -> None:
         """What the checkpoint has now was loaded."""
-        self._invalid = ""
-        self.replaced(WeightsReport(version=self.report.version + 1, checksum=""))
+        self.replaced((), WeightsReport(version=self.report.version + 1, checksum=""))
 
-    def replaced(self, report: WeightsReport) -> None:
-        """Others took their place, and they are whole."""
-        self._invalid = ""
+    def replaced(self, names: Iterable[str], report: WeightsReport) -> None:
+        """Others took the place of these regions' weights, and they are whole."""
+        for name in names:
+            if self._regions.state(name) is RegionState.INVALID:
+                self._regions.restore(name)
         self.report = report
         self.pages = pages_identity(self._config, self._layout, report)
         self._telemetry.weights_changed(report)

@@ -8,6 +8,7 @@ from typing import Any
 
 from dovetail.config.resolved import ResolvedConfig
 from dovetail.contracts.errors import ModelError, RequestError
+from dovetail.contracts.regions import WEIGHTS, drafter_region
 from dovetail.contracts.weight_transport import WeightsReport, WeightUpdateConflict
 from dovetail.engine.exclusive_use import ExclusiveUse, exclusive
 from dovetail.engine.weights.held import HeldWeights
@@ -42,7 +43,8 @@ class WeightUpdates:
         self._version: int | None = None
         """Of the update under way; None: there is none."""
         self._is_partial = False
-        self._num_buckets = 0
+        self._updated: set[str] = set()
+        """Regions of which buckets came."""
 
     @property
     def report(self) -> WeightsReport:
@@ -90,7 +92,7 @@ class WeightUpdates:
             self._held.check_valid()
         self._check_idle()
         self._workers.call("start_weights", bool(partial))
-        self._version, self._is_partial, self._num_buckets = version, bool(partial), 0
+        self._version, self._is_partial, self._updated = version, bool(partial), set()
         return version
 
     @exclusive
@@ -105,10 +107,12 @@ class WeightUpdates:
         info = _mapping(update_info, "update_info")
         if drafter is not None:
             self._check_drafter(drafter)
+        region = WEIGHTS if drafter is None else drafter_region(drafter)
         with self._ended_by_errors():
             self._check_idle()
+            self._held.check_awake(region)
             self._workers.call("receive_weights", info, drafter or "")
-        self._num_buckets += 1
+        self._updated.add(region)
 
     @exclusive
     def finish_weight_update(self) -> WeightsReport:
@@ -120,18 +124,22 @@ class WeightUpdates:
         """
         version = self._check_started("finish_weight_update")
         with self._ended_by_errors():
-            if not self._num_buckets:
+            if not self._updated:
                 raise ModelError("the update has no bucket: call update_weights before finish_weight_update")
             self._check_idle()
+            for region in self._updated:
+                self._held.check_awake(region)
             checksum = self._prepare()
         self._version = None
         self._settle()
         try:
             self._workers.call("commit_weights")
         except BaseException as error:
-            self._held.invalidate(f"{type(error).__name__}: {error}")
+            self._held.invalidate(
+                self._updated, f"an update failed while it wrote them ({type(error).__name__}: {error})"
+            )
             raise
-        self._held.replaced(WeightsReport(version=version, checksum=checksum))
+        self._held.replaced(self._updated, WeightsReport(version=version, checksum=checksum))
         return self._held.report
 
     @exclusive

@@ -28,7 +28,7 @@ class PauseOptions(PluginOptions):
 class PauseRoute(Route):
     """POST /pause, /resume, /sleep and /wake_up; GET /is_paused and /is_sleeping."""
 
-    contract = (1, 6)
+    contract = (1, 7)
     Options = PauseOptions
     options: PauseOptions
 
@@ -57,7 +57,12 @@ class PauseRoute(Route):
         logger.info("the engine goes on")
         return JSONResponse({"status": "resumed"})
 
-    async def sleep(self, level: int = 1, mode: str | None = None) -> Response:
+    async def sleep(
+        self,
+        level: int = 1,
+        tags: list[str] | None = Query(default=None),  # noqa: B008 (FastAPI's way)
+        mode: str | None = None,
+    ) -> Response:
         """Gives memory back while nothing runs; what a pause holds is computed again."""
         self._check_allowed()
         if mode is not None:
@@ -65,18 +70,20 @@ class PauseRoute(Route):
                 400, "sleep takes no mode: POST /pause?mode=... first, and /resume after /wake_up", param="mode"
             )
         try:
-            await self.host.engine.sleep(level)
+            await self.host.engine.sleep(level, tags)
         except ConfigError as error:
             raise APIError(400, str(error), param="level") from None
         logger.info("the engine sleeps at level %d", level)
         return Response()
 
-    async def wake_up(self, tags: list[str] | None = Query(default=None)) -> Response:  # noqa: B008 (FastAPI's way)
-        """Takes memory again."""
+    async def wake_up(
+        self,
+        tags: list[str] | None = Query(default=None),  # noqa: B008 (FastAPI's way)
+        new_weights: bool = False,
+    ) -> Response:
+        """Takes memory again, and after level 2 whatever checkpoint is there where `new_weights` says so."""
         self._check_allowed()
-        if tags:
-            raise APIError(400, "weights and KV cache wake up together: leave tags out", param="tags")
-        await self.host.engine.wake_up()
+        await self.host.engine.wake_up(tags, new_weights=new_weights)
         logger.info("the engine is awake")
         return Response()
 
@@ -85,8 +92,10 @@ class PauseRoute(Route):
         return JSONResponse({"is_paused": await self.host.engine.is_paused()})
 
     async def is_sleeping(self) -> Response:
-        """Whether /wake_up must come before requests."""
-        return JSONResponse({"is_sleeping": await self.host.engine.is_sleeping()})
+        """Whether /wake_up must come before requests, and the state of each region."""
+        engine = self.host.engine
+        regions = {one.name: one.state.value for one in await engine.regions()}
+        return JSONResponse({"is_sleeping": await engine.is_sleeping(), "regions": regions})
 
     def _check_allowed(self) -> None:
         if not self.options.allow_control:

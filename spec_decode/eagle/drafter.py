@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 
 from dovetail.contracts.attention import AttentionModule
-from dovetail.contracts.draft_target import CopiesTarget, UpdatesWeights
+from dovetail.contracts.draft_target import CopiesTarget, NamesWeights, UpdatesWeights
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.kv import KVSpec
 from dovetail.contracts.plugin import Environment
@@ -40,7 +40,7 @@ class EagleOptions(StateDraftOptions):
     bits where that is fast."""
 
 
-class EagleDrafter(BuildsLayers, ReadsHiddenLayers, StateDrafter, UpdatesWeights, CopiesTarget):
+class EagleDrafter(BuildsLayers, ReadsHiddenLayers, StateDrafter, UpdatesWeights, NamesWeights, CopiesTarget):
     """Runs a head over the pairs of tokens and states."""
 
     contract: ClassVar[tuple[int, int]] = (1, 2)
@@ -115,6 +115,12 @@ class EagleDrafter(BuildsLayers, ReadsHiddenLayers, StateDrafter, UpdatesWeights
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]], partial: bool = False) -> None:
         load_weights(self._head, weights, partial=partial)
+
+    def own_weights(self) -> Iterable[torch.Tensor | torch.nn.Module]:
+        """The head, and the unembedding of a draft vocabulary."""
+        yield self._head
+        if self._vocabulary is not None:
+            yield from self._vocabulary.tensors()
 
     def target_changed(self) -> None:
         """A draft vocabulary has rows of the target's unembedding."""

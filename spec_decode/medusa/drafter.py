@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from dovetail.contracts.draft_target import CopiesTarget, UpdatesWeights
+from dovetail.contracts.draft_target import CopiesTarget, NamesWeights, UpdatesWeights
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.contracts.speculation import (
@@ -47,7 +47,7 @@ class MedusaOptions(PluginOptions):
     `auto`, which rounds to 8 bits where that is fast."""
 
 
-class MedusaDrafter(BuildsLayers, TreesByOption, UpdatesWeights, CopiesTarget):
+class MedusaDrafter(BuildsLayers, TreesByOption, UpdatesWeights, NamesWeights, CopiesTarget):
     """Guesses with trained heads. Chains and trees are the most likely candidates, not draws: no draft distributions
     are given, so an acceptance rule counts each draft as certain."""
 
@@ -111,6 +111,15 @@ class MedusaDrafter(BuildsLayers, TreesByOption, UpdatesWeights, CopiesTarget):
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], partial: bool = False) -> None:
         replace_weights(self._layout, self._weights, weights)
+
+    def own_weights(self) -> Iterable[Tensor]:
+        """The heads, and the unembedding of a draft vocabulary."""
+        weights = self._weights
+        yield from (weights.blocks, weights.biases)
+        if weights.unembed is not None:
+            yield weights.unembed
+        if self._vocabulary is not None:
+            yield from self._vocabulary.tensors()
 
     def target_changed(self) -> None:
         """A draft vocabulary has rows of the target's unembedding."""

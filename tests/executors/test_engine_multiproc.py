@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from dovetail import LLM, AsyncLLMEngine, LLMEngine, SamplingParams
-from dovetail.contracts.errors import RequestError, WorkerError
+from dovetail.contracts.errors import ModelError, RequestError, WorkerError
 from dovetail.contracts.outputs import RequestOutput
 from dovetail.contracts.telemetry import StepStats, TelemetrySink
 from dovetail.executors.processes import ProcessExecutor
@@ -69,6 +69,30 @@ def test_two_ranks_give_the_tokens_of_one(model: tuple[Path, Any]) -> None:
         assert output.outputs[0].token_ids == out[0, len(prompt) :].tolist()
         assert output.outputs[0].logprobs is not None
         assert len(output.outputs[0].logprobs) == 16
+
+
+def test_regions_of_two_ranks_sleep_and_wake_up_together(tmp_path: Path) -> None:
+    """At both levels, in parts; where a checkpoint is another one, all ranks sleep on."""
+    save_tiny_model(tmp_path, tiny_config("llama"), seed=1)
+    with LLM(**sections(tmp_path, 2)) as llm:
+        before = tokens_of(llm)
+        for level in (1, 2):
+            llm.sleep(level)
+            llm.wake_up(["weights"])
+            llm.wake_up(["kv_cache"])
+            assert tokens_of(llm) == before
+        llm.sleep(2)
+        save_tiny_model(tmp_path, tiny_config("llama"), seed=2)
+        for _ in range(2):
+            with pytest.raises(ModelError, match="changed meanwhile"):
+                llm.wake_up(["weights"])
+        llm.wake_up(new_weights=True)
+        assert tokens_of(llm) != before
+
+
+def tokens_of(llm: LLM) -> list[int]:
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    return llm.generate([[5, 6, 7, 8, 9]], params, use_tqdm=False)[0].outputs[0].token_ids
 
 
 CAPTURABLE = Path(__file__).with_name("capturable.py")

@@ -11,7 +11,7 @@ import pytest
 
 from dovetail.config.load import load_config
 from dovetail.contracts.device import Runtime
-from dovetail.contracts.errors import ConfigError, PluginError
+from dovetail.contracts.errors import PluginError
 from dovetail.contracts.executor import Placement
 from dovetail.contracts.kv import KVLayout, KVSpec
 from dovetail.engine.resolving import resolve
@@ -94,14 +94,24 @@ def test_a_worker_that_sleeps_can_be_asked_what_it_holds(worker: ModelWorker) ->
     worker.call("forget_finished")
 
 
-def test_sleeping_twice_and_waking_twice_are_the_callers_errors(worker: ModelWorker) -> None:
+def test_sleeping_twice_and_waking_twice_change_nothing(worker: ModelWorker) -> None:
+    """Where a rank failed, the engine asks all again."""
     worker.load()
     start(worker)
-    with pytest.raises(ConfigError, match="awake"):
-        worker.call("wake_up")
-    worker.call("sleep", 1)
-    with pytest.raises(ConfigError, match="sleeps already"):
-        worker.call("sleep", 1)
+    worker.call("wake_up")
+    assert worker.call("sleep", 1) > 0
+    assert worker.call("sleep", 1) == 0
+    worker.call("wake_up")
+    worker.call("wake_up")
+
+
+def test_a_sleep_that_another_rank_cannot_prepare_is_cancelled(worker: ModelWorker) -> None:
+    worker.load()
+    start(worker)
+    worker.call("prepare_sleep", 1, ("weights", "kv_cache"))
+    worker.call("cancel_sleep")
+    assert worker._running is not None
+    assert worker.call("sleep", 2) > 0, "the other level than what was prepared"
 
 
 def test_closing_may_be_repeated_in_any_state(worker: ModelWorker) -> None:

@@ -96,11 +96,6 @@ class LLMEngine(engine.LLMEngine):
             missing.refuse("get_metrics", "nothing was counted: make the engine with disable_log_stats=False")
         return self._metrics.metrics()
 
-    def wake_up(self, tags: list[str] | None = None, *, new_weights: bool = False) -> None:
-        """As `dovetail.LLMEngine.wake_up`, for all memory. Raises `RequestError` for `tags` that name a part of it."""
-        missing.refuse_part(tags)
-        super().wake_up(new_weights=new_weights)
-
     def collective_rpc(self, *_: Any, **__: Any) -> None:
         missing.refuse("collective_rpc", missing.REMOTE_CODE)
 

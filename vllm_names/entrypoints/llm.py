@@ -102,9 +102,6 @@ class LLM(llm.LLM):
     def get_metrics(self) -> list[Metric]:
         return self.engine.get_metrics()
 
-    def wake_up(self, tags: list[str] | None = None, *, new_weights: bool = False) -> None:
-        self.engine.wake_up(tags, new_weights=new_weights)
-
     def set_tokenizer(self, tokenizer: object) -> NoReturn:
         missing.refuse("set_tokenizer", "an engine keeps its tokenizer: LLM(tokenizer='./directory')")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 
 from dovetail.config.resolved import ResolvedConfig, ResolvedDrafter, ResolvedDraftModel, ResolvedSpeculation
 from dovetail.contracts.attention import AttentionBackend, AttentionModule, AttentionSetup, TransientSpec
-from dovetail.contracts.draft_target import ReadsTopTokens, UpdatesWeights
+from dovetail.contracts.draft_target import NamesWeights, ReadsTopTokens, UpdatesWeights
 from dovetail.contracts.errors import PluginError, RequestError
 from dovetail.contracts.kv import KVLayout, KVSpec, LatentSpec
 from dovetail.contracts.model import CausalLM
@@ -210,6 +210,15 @@ def update_target(name: str, drafter: LoadedDrafter, plugins: LoadedPlugins) -> 
         f"the drafter {name!r} ({type(drafter.worker).__name__}) has no weights that can be replaced: update the model,"
         " or make an engine with the new drafter"
     )
+
+
+def own_weights(drafter: LoadedDrafter) -> Iterable[torch.Tensor | torch.nn.Module]:
+    """The weights of a drafter's own: its model's, and what it names itself."""
+    if drafter.own_model is not None:
+        module: Any = drafter.own_model.module
+        yield module
+    if isinstance(drafter.worker, NamesWeights):
+        yield from drafter.worker.own_weights()
 
 
 def _draft_setup(

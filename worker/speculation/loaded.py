@@ -4,7 +4,7 @@ speculates."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
 import torch
@@ -62,9 +62,21 @@ class LoadedSpeculation(ABC):
         """What an update of a drafter's weights writes to; None on ranks that draft nothing. Raises `RequestError` for
         a drafter whose weights cannot be replaced."""
 
+    asleep: Set[str] = frozenset()
+    """Drafters whose weights sleep. Set by who lets them."""
+
+    @abstractmethod
+    def weights(self, drafter: str) -> Iterable[torch.Tensor | torch.nn.Module]:
+        """The weights of a drafter's own on this rank, as far as it names them."""
+
     @abstractmethod
     def target_changed(self) -> None:
         """The target's weights were replaced."""
+
+    @abstractmethod
+    def refresh(self) -> None:
+        """Drafters that slept when the target's weights were replaced, and are awake, hear of it. The target has its
+        weights."""
 
     @abstractmethod
     def start(
@@ -89,7 +101,14 @@ class NothingLoaded(LoadedSpeculation):
         """Refused: there is no drafter."""
         raise RequestError(f"there is no drafter {drafter!r}: the config names none (speculative.drafters)")
 
+    def weights(self, drafter: str) -> Iterable[torch.Tensor | torch.nn.Module]:
+        """None."""
+        return ()
+
     def target_changed(self) -> None:
+        """Nobody needs to know."""
+
+    def refresh(self) -> None:
         """Nobody needs to know."""
 
     def start(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +24,13 @@ from dovetail.worker.kv_storage import KVStorage
 from dovetail.worker.largest_step import JudgedRows
 from dovetail.worker.machine.environment import detect_environment
 from dovetail.worker.sampling.sampler import Sampler
-from dovetail.worker.speculation.drafters import bind_drafters, load_drafters, update_target, wanted_layers
+from dovetail.worker.speculation.drafters import (
+    bind_drafters,
+    load_drafters,
+    own_weights,
+    update_target,
+    wanted_layers,
+)
 from dovetail.worker.speculation.drafting import Drafting
 from dovetail.worker.speculation.late_reading import LateReading
 from dovetail.worker.speculation.lengths import create_lengths
@@ -59,6 +65,8 @@ class LoadedDrafters(LoadedSpeculation):
         self._context = context
         self._answers = answers
         self._drafters = load_drafters(config, section, plugins, model, context, tokenizers) if answers else {}
+        self._outdated: set[str] = set()
+        """Drafters that have a copy of weights that the target has no more."""
         self.max_query_len = 1 + max(drafter.num_tokens for drafter in section.drafters.values())
         self.hidden_layers = wanted_layers(self._drafters)
         self.extra_caches = {
@@ -86,12 +94,23 @@ class LoadedDrafters(LoadedSpeculation):
             raise RequestError(f"there is no drafter {drafter!r}: the config has {known}")
         return update_target(drafter, self._drafters[drafter], self._plugins) if self._answers else None
 
+    def weights(self, drafter: str) -> Iterable[torch.Tensor | torch.nn.Module]:
+        """As `LoadedSpeculation.weights`."""
+        return own_weights(self._drafters[drafter]) if drafter in self._drafters else ()
+
     def target_changed(self) -> None:
-        """Tells the drafters that copied some of it."""
+        """Tells the drafters that copied some of it; those that sleep, by `refresh`."""
+        self._outdated = {name for name, one in self._drafters.items() if isinstance(one.worker, CopiesTarget)}
+        self.refresh()
+
+    def refresh(self) -> None:
+        """As `LoadedSpeculation.refresh`."""
         with torch.inference_mode():
-            for drafter in self._drafters.values():
-                if isinstance(drafter.worker, CopiesTarget):
-                    drafter.worker.target_changed()
+            for name in sorted(self._outdated - self.asleep):
+                worker = self._drafters[name].worker
+                assert isinstance(worker, CopiesTarget)
+                worker.target_changed()
+                self._outdated.discard(name)
 
     def start(
         self, layout: KVLayout, storage: KVStorage, batch: InputBatch, backends: Mapping[int, AttentionBackend]

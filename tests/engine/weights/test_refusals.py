@@ -12,6 +12,7 @@ import torch
 
 from dovetail import LLM
 from dovetail.contracts.errors import ConfigError, DovetailError, ModelError, RequestError
+from dovetail.contracts.pausing import EngineConflict
 from dovetail.contracts.weight_transport import WeightUpdateConflict
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 from tests.engine.weights.conftest import GREEDY, send, told
@@ -191,7 +192,7 @@ def test_weights_that_were_written_in_part_serve_nobody(
         patched.setattr(RMSNorm, "load", fail)
         with pytest.raises(OSError, match="disk is gone"):
             send(llm, new_weights)
-    with pytest.raises(WeightUpdateConflict, match=r"weights are invalid.*disk is gone"):
+    with pytest.raises(EngineConflict, match=r"weights are invalid.*disk is gone"):
         told(llm)
     with pytest.raises(WeightUpdateConflict, match="weights are invalid"):
         llm.start_weight_update(partial=True)

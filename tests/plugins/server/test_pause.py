@@ -58,12 +58,16 @@ def test_a_whole_round(client: httpx.Client) -> None:
     assert client.post("/pause", params={"mode": "wait"}).json() == {"status": "paused"}
     assert client.get("/is_paused").json() == {"is_paused": True}
     assert client.post("/sleep", params={"level": 2}).status_code == 200
-    assert client.get("/is_sleeping").json() == {"is_sleeping": True}
+    asleep = {"weights": "asleep", "kv_cache": "asleep"}
+    assert client.get("/is_sleeping").json() == {"is_sleeping": True, "regions": asleep}
     assert refused(client.post("/sleep"))[0] == 409
     assert refused(client.post("/resume")) == (409, "a paused engine that sleeps cannot resume: call wake_up first")
-    assert client.post("/wake_up").status_code == 200
+    assert refused(client.post("/wake_up", params={"tags": "kv_cache"}))[0] == 409
+    assert client.post("/wake_up", params={"tags": "weights"}).status_code == 200
+    assert client.get("/is_sleeping").json()["regions"] == {**asleep, "weights": "resident"}
+    assert client.post("/wake_up", params={"tags": ["kv_cache"]}).status_code == 200
     assert refused(client.post("/wake_up")) == (409, "the engine is awake")
-    assert client.get("/is_sleeping").json() == {"is_sleeping": False}
+    assert client.get("/is_sleeping").json()["is_sleeping"] is False
     with ThreadPoolExecutor(1) as pool:
         held = pool.submit(tokens, client)
         assert client.post("/resume").json() == {"status": "resumed"}
@@ -106,7 +110,8 @@ def test_a_stream_that_is_kept_goes_on_after_a_sleep(client: httpx.Client) -> No
         ("/pause", {"mode": "stop"}, "pause mode 'stop'"),
         ("/sleep", {"level": 3}, "sleep level 3"),
         ("/sleep", {"mode": "abort"}, "sleep takes no mode"),
-        ("/wake_up", {"tags": "weights"}, "wake up together"),
+        ("/sleep", {"tags": "drafter:x"}, "no drafter 'drafter:x'"),
+        ("/wake_up", {"tags": ["weights", "kv"]}, "no region 'kv'"),
     ],
 )
 def test_what_means_nothing_is_a_bad_request(
@@ -116,7 +121,7 @@ def test_what_means_nothing_is_a_bad_request(
     assert status == 400
     assert message in text
     assert client.get("/is_paused").json() == {"is_paused": False}
-    assert client.get("/is_sleeping").json() == {"is_sleeping": False}
+    assert client.get("/is_sleeping").json()["is_sleeping"] is False
 
 
 def test_clients_may_not_unless_the_config_says_so(engine: AsyncLLMEngine) -> None:

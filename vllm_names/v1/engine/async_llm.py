@@ -80,11 +80,6 @@ class AsyncLLM(AsyncLLMEngine):
             return error
         raise RequestError("the engine goes on: nothing has ended it")
 
-    async def wake_up(self, tags: list[str] | None = None, *, new_weights: bool = False) -> None:
-        """Takes all memory again. Raises `RequestError` for `tags` that name a part of it only."""
-        missing.refuse_part(tags)
-        await super().wake_up(new_weights=new_weights)
-
     async def get_tokenizer(self) -> Tokenizer | None:
         """The tokenizer, or None with tokenizer_mode none."""
         return self.tokenizer
