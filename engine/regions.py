@@ -163,10 +163,12 @@ class Regions:
 
     def why_invalid(self, name: str) -> str:
         """What to say of a region that is invalid, and what helps."""
-        which = "the weights are" if name == WEIGHTS else f"{name} is"
+        reason = self._known(name).reason
+        if name != WEIGHTS:
+            return f"{name} is invalid: {reason}. Update all of its weights"
         return (
-            f"{which} invalid: {self._known(name).reason}. Update all of them, or sleep(2) and"
-            " wake_up(new_weights=True), which reads the checkpoint"
+            f"the weights are invalid: {reason}. Update all of them, or sleep(2) and wake_up(new_weights=True), which"
+            " reads the checkpoint"
         )
 
     def _chosen(self, tags: Collection[str] | None, default: list[str]) -> tuple[str, ...]:

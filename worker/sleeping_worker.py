@@ -96,9 +96,14 @@ class SleepingWorker:
         needs_weights = WEIGHTS in waking and waking[WEIGHTS].reads_weights
         if needs_weights and not for_update and not new_weights:
             self.running.loaded.check_checkpoint()
-        # Handed over like steps: the calling thread may have another current stream than theirs.
-        self._device.launch(partial(self._fill, waking, needs_weights and not for_update))
-        self._device.synchronize()
+        try:
+            # Handed over like steps: the calling thread may have another current stream than theirs.
+            self._device.launch(partial(self._fill, waking, needs_weights and not for_update))
+            self._device.synchronize()
+        except BaseException:
+            for sleeper in waking.values():
+                sleeper.give_back()
+            raise
         for name, sleeper in waking.items():
             del self._asleep[name]
             sleeper.close()

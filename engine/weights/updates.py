@@ -127,6 +127,8 @@ class WeightUpdates:
             if not self._updated:
                 raise ModelError("the update has no bucket: call update_weights before finish_weight_update")
             self._check_idle()
+            if self._is_partial:
+                self._held.check_valid()  # the engine may have slept since the start
             for region in self._updated:
                 self._held.check_awake(region)
             checksum = self._prepare()

@@ -162,6 +162,44 @@ def test_weights_that_an_update_broke_are_read_again_by_a_sleep(
     assert llm.weights().version == 0
 
 
+def test_an_update_in_part_does_not_end_over_weights_that_were_discarded_meanwhile(
+    make_llm: Callable[..., LLM], tiny_llama: tuple[Path, Any]
+) -> None:
+    llm = make_llm(weight_transport="in_process")
+    weights = load_file(tiny_llama[0] / "model.safetensors")
+    name = next(iter(weights))
+    llm.init_weight_transfer_engine()
+    llm.start_weight_update(partial=True)
+    llm.update_weights({"weights": {name: weights[name]}})
+    llm.sleep(2)
+    llm.wake_up(for_update=True)
+    with pytest.raises(EngineConflict, match="discarded by sleep level 2"):
+        llm.finish_weight_update()
+    assert states(llm) == {"weights": "invalid", "kv_cache": "asleep"}
+
+
+def test_a_checkpoint_that_cannot_be_read_leaves_the_engine_asleep(
+    make_llm: Callable[..., LLM], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dovetail.nn import RMSNorm
+
+    save_tiny_model(tmp_path, tiny_config("llama"))
+    llm = make_llm(model={"path": str(tmp_path)})
+    before = tokens(llm)
+    llm.sleep(2)
+    with monkeypatch.context() as patched:
+
+        def fail(*_: Any) -> None:
+            raise OSError("the disk is gone")
+
+        patched.setattr(RMSNorm, "load", fail)
+        with pytest.raises(OSError, match="disk is gone"):
+            llm.wake_up(["weights"])
+    assert states(llm) == ASLEEP
+    llm.wake_up()
+    assert tokens(llm) == before
+
+
 @pytest.fixture(scope="module")
 def heads(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Medusa heads that share the target's unembedding for some tokens."""
