@@ -124,12 +124,17 @@ class Pausing:
             for done in waits:
                 done.set_result(None)
 
+    @property
+    def holds_all(self) -> bool:
+        """Whether a pause holds every request that is not finished."""
+        return all(sequence.is_paused for sequence in self._sequences())
+
     def give_up_memory(self) -> None:
-        """All requests give up their KV blocks, before the engine sleeps; they are computed again. Raises
-        `EngineConflict` where some would go on meanwhile."""
+        """All requests give up their KV blocks, before the engine sleeps or its weights change; they are computed
+        again. Raises `EngineConflict` where some would go on meanwhile."""
         if not self._engine.request_ids:
             return
-        if not all(sequence.is_paused for sequence in self._sequences()):
+        if not self.holds_all:
             raise EngineConflict(
                 "the engine cannot sleep while requests are unfinished, held ones included: let them end, or abort"
                 ' them, or pause it (mode "keep" computes them again after wake_up)'
@@ -139,13 +144,6 @@ class Pausing:
         except BaseException as error:
             self._engine.end_all(error)
             raise
-
-    def check_wakes(self, *, new_weights: bool) -> None:
-        """Raises `EngineConflict` where the engine is awake, or holds requests of weights that would be replaced."""
-        if not self._engine.is_sleeping():
-            raise EngineConflict("the engine is awake")
-        if new_weights and self._engine.request_ids:
-            raise EngineConflict("held requests are of the old weights: abort them before new weights are taken")
 
     def _land(self) -> None:
         """Commits the steps in flight, so that nothing is computed and no token is lost."""

@@ -93,7 +93,7 @@ def request_stats(entry: RequestEntry) -> RequestStats:
         temperature=params.temperature,
         top_p=params.top_p,
         priority=entry.sequences[0].priority,
-        is_salted=entry.is_salted,
+        is_salted=entry.cache_salt is not None,
         has_prompt_logprobs=params.prompt_logprobs is not None,
         grammar=_grammar_stats(entry),
         error_type=_error_type(entry.error) if entry.error is not None else None,

@@ -26,7 +26,7 @@ class RequestEntry:
     params: SamplingParams
     num_prompt_tokens: int
     weight_version: int
-    """Of the weights that compute it."""
+    """Of the weights when it came."""
     weight_checksum: str
     sequences: list[Sequence]
     """One for each completion; in order."""
@@ -35,8 +35,8 @@ class RequestEntry:
     """Sequences that have not ended."""
     trace_context: Mapping[str, str] = field(default_factory=dict)
     """W3C Trace Context: "traceparent" and "tracestate", where they were given."""
-    is_salted: bool = False
-    """Whether a cache salt came with it."""
+    cache_salt: str | None = None
+    """Only requests with the same one share cached prefixes; None: it came without."""
     drafter_is_idle: bool = False
     """It goes without the drafter that it would have, since that has not paid for long."""
     grammar_wait: GrammarWait | None = None

@@ -98,7 +98,7 @@ class Sequence(RequestState):
         self.seq_id = seq_id
         self.token_ids = list(prompt_token_ids)
         self.sampling = sampling
-        self._start_hashes(hash_seed, draft_blocks)
+        self.start_hashes(hash_seed, draft_blocks)
         self.hash_ahead = 0 if draft_blocks is None else draft_blocks.hash_ahead
         self.num_lookahead_tokens = 0 if draft_blocks is None else draft_blocks.num_lookahead_tokens
         self._start_blocks(fork_parent)
@@ -158,11 +158,12 @@ class Sequence(RequestState):
     def take_adapter(self, adapter: Adapter | None, hash_seed: bytes, draft_blocks: DraftBlocks | None) -> None:
         """The adapter is read, and with it is known what block hashes start from. None: it could not be read."""
         self.adapter = adapter
-        self._start_hashes(hash_seed, draft_blocks)
+        self.start_hashes(hash_seed, draft_blocks)
         self._waits_for_adapter = False
         self._settle_hold()
 
-    def _start_hashes(self, seed: bytes, draft_blocks: DraftBlocks | None) -> None:
+    def start_hashes(self, seed: bytes, draft_blocks: DraftBlocks | None) -> None:
+        """Its blocks are named by another `seed` from now on; it has none."""
         self.plain_hash_seed = seed
         """What the block hashes start from where no drafter fills pages of its own (`prefix_seed`)."""
         self.hash_seed = seed if draft_blocks is None else draft_blocks.seed

@@ -7,7 +7,6 @@ from contextlib import suppress
 from typing import Protocol
 
 from dovetail.contracts.errors import RequestError, WorkerError
-from dovetail.contracts.pausing import EngineConflict
 from dovetail.contracts.regions import KV_CACHE, WEIGHTS
 from dovetail.engine.adapters.served import ServedAdapters
 from dovetail.engine.core import EngineCore
@@ -25,10 +24,6 @@ class SleepingEngine(Protocol):
     @property
     def core(self) -> EngineCore:
         """The step loop."""
-
-    @property
-    def request_ids(self) -> list[str]:
-        """Requests that are not finished."""
 
     def reset_prefix_cache(self) -> PrefixCacheReset:
         """Forgets cached prefixes."""
@@ -79,12 +74,9 @@ class Sleeping:
             raise RequestError("new_weights reads the checkpoint, and for_update reads nothing: choose one")
         names = self._regions.to_wake(tags, has_content=not for_update)
         levels = {name: self._regions.level(name) for name in names}
-        replaces = (new_weights or for_update) and levels.get(WEIGHTS) == 2
-        if replaces and self._engine.request_ids:
-            raise EngineConflict("held requests are of the old weights: abort them before new weights are taken")
         _wake(self._workers, levels, new_weights=new_weights, for_update=for_update)
         self._regions.note_awake(names, has_content=not for_update)
-        if replaces and new_weights:
+        if new_weights and levels.get(WEIGHTS) == 2:
             self._weights.read_again()
 
 

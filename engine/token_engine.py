@@ -100,9 +100,9 @@ class TokenEngine:
         self._pending_grammars = PendingGrammars(self._holds.notify)
         self.regions = Regions(config.speculation.drafters if config.speculation is not None else ())
         """Which of its memory is there."""
-        self._weights = HeldWeights(config, parts.kv.layout, self._telemetry, self.regions)
+        self._weights = HeldWeights(config, parts.kv.layout, self._telemetry, self.regions, self._requests)
         self.weight_updates = WeightUpdates(
-            config, self.use, self._weights, parts.workers, self._why_weights_stay, lambda: self._core.settle()
+            config, self.use, self._weights, parts.workers, self._why_weights_stay, self._free_weights
         )
         self.sleeping = Sleeping(
             self, self.use, self.regions, parts.workers, self.pausing, self._adapters, self._weights
@@ -160,7 +160,7 @@ class TokenEngine:
             RequestMetrics(arrival, drafter=processed.drafter),
             num_open=len(sequences),
             trace_context=as_trace_context(trace_headers),
-            is_salted=salt is not None,
+            cache_salt=salt,
             drafter_is_idle=sequences[0].drafter != processed.drafter,
             assignment=assignment,
             adapter=known.name if known is not None else "",
@@ -377,10 +377,15 @@ class TokenEngine:
             self.regions.check_generates([drafter, *speculation.drafters[drafter].stages])
 
     def _why_weights_stay(self) -> str | None:
-        if self.request_ids:
-            return "while requests are unfinished, held ones included: let them end, or abort them"
+        if not self.pausing.holds_all:
+            return 'while requests are unfinished that no pause holds: pause("keep") first, let them end, or abort them'
         asleep = self.regions.state(WEIGHTS) is RegionState.ASLEEP
         return "while the engine sleeps: call wake_up first" if asleep else None
+
+    def _free_weights(self) -> None:
+        """No step reads the weights any more, and no request has KV of them."""
+        self.pausing.give_up_memory()
+        self._core.settle()
 
     @exclusive
     def determine_num_available_blocks(self) -> tuple[int, int]:

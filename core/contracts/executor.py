@@ -244,13 +244,14 @@ class Worker(Protocol):
 
     def call(self, method: str, *args: Any) -> Any:
         """Calls one of the worker's named operations: "describe" -> WorkerReport, "initialize_cache"(layout,
-        num_blocks, num_host_blocks), "plugin_hash" -> str, "ping" -> rank, "prepare_sleep"(level, regions), "sleep"(level,
-        regions) -> bytes given back, "cancel_sleep" after a rank could not prepare, and "wake_up"(new_weights, regions,
-        for_update): no request may be in the batch, and what the KV pages held is lost. Level 1 sets weights aside,
-        level 2 reads the checkpoint again: "wake_up" raises `ModelError` where the checkpoint changed meanwhile, unless
-        `new_weights`. Regions are named as in `RegionStatus.name`, without which weights and KV cache are meant; those
-        that sleep, or are awake, already stay so, since all ranks are asked again where one failed; "use_grammars"(compiler), before "initialize_cache": what
-        compiles the grammars of requests, for the rank that answers; "forget_finished": drafters forget what they
+        num_blocks, num_host_blocks), "plugin_hash" -> str, "ping" -> rank, "prepare_sleep"(level, regions),
+        "sleep"(level, regions) -> bytes given back, "cancel_sleep" after a rank could not prepare, and
+        "wake_up"(new_weights, regions, for_update): no request may be in the batch, and what the KV pages held is lost.
+        Level 1 sets weights aside, level 2 reads the checkpoint again: "wake_up" raises `ModelError` where the
+        checkpoint changed meanwhile, unless `new_weights`. Regions are named as in `RegionStatus.name`, without which
+        weights and KV cache are meant; those that sleep, or are awake, already stay so, since all ranks are asked again
+        where one failed; "use_grammars"(compiler), before "initialize_cache": what compiles the grammars of requests,
+        for the rank that answers; "forget_finished": drafters forget what they
         learned from finished requests; no request may be under way; "connect_weights"(init_info),
         "start_weights"(partial), "receive_weights"(update_info, drafter), "prepare_weights"(checksum) -> checksum,
         "commit_weights" and "abort_weights": the weights are replaced by what a `WeightTransport` receives, in this

@@ -8,8 +8,10 @@ from dovetail.config.resolved import ResolvedConfig
 from dovetail.contracts.kv import KVLayout
 from dovetail.contracts.regions import RegionState
 from dovetail.contracts.weight_transport import WeightsReport, WeightUpdateConflict
-from dovetail.engine.kv.hashing import PagesIdentity
+from dovetail.engine.draft_blocks import draft_blocks
+from dovetail.engine.kv.hashing import PagesIdentity, prefix_seed
 from dovetail.engine.regions import Regions
+from dovetail.engine.request_table import RequestTable
 from dovetail.engine.setup import pages_identity
 from dovetail.engine.telemetry import Telemetry
 
@@ -17,12 +19,20 @@ from dovetail.engine.telemetry import Telemetry
 class HeldWeights:
     """The weights of one engine."""
 
-    def __init__(self, config: ResolvedConfig, layout: KVLayout, telemetry: Telemetry, regions: Regions):
-        """As they were loaded at the start. `regions`: which of them are whole."""
+    def __init__(
+        self,
+        config: ResolvedConfig,
+        layout: KVLayout,
+        telemetry: Telemetry,
+        regions: Regions,
+        requests: RequestTable,
+    ):
+        """As they were loaded at the start. `regions`: which of them are whole. `requests`: those that they compute."""
         self._config = config
         self._layout = layout
         self._telemetry = telemetry
         self._regions = regions
+        self._requests = requests
         self.report = WeightsReport(version=0, checksum="")
         self.pages: PagesIdentity = pages_identity(config, layout, self.report)
         """What KV pages that are computed now follow from: none of an earlier version is found in the prefix cache."""
@@ -50,10 +60,19 @@ class HeldWeights:
         self.replaced((), WeightsReport(version=self.report.version + 1, checksum=""))
 
     def replaced(self, names: Iterable[str], report: WeightsReport) -> None:
-        """Others took the place of these regions' weights, and they are whole."""
+        """Others took the place of these regions' weights, and they are whole. No request has KV blocks now."""
         for name in names:
             if self._regions.state(name) is RegionState.INVALID:
                 self._regions.restore(name)
         self.report = report
         self.pages = pages_identity(self._config, self._layout, report)
+        self._rename_blocks()
         self._telemetry.weights_changed(report)
+
+    def _rename_blocks(self) -> None:
+        """Requests that came before find no blocks of the old weights, and name theirs by the new ones."""
+        for entry in self._requests.entries():
+            for sequence in entry.sequences:
+                adapter = sequence.adapter.digest if sequence.adapter is not None else None
+                seed = prefix_seed(self.pages, adapter, entry.cache_salt)
+                sequence.start_hashes(seed, draft_blocks(self._config, sequence.drafter, seed))

@@ -29,16 +29,16 @@ class WeightUpdates:
         held: HeldWeights,
         workers: Workers,
         reason_against: Callable[[], str | None],
-        settle: Callable[[], None],
+        free: Callable[[], None],
     ):
-        """`reason_against`: why weights cannot change now, as the end of a sentence; None: they can. `settle`: waits
-        for steps in flight."""
+        """`reason_against`: why weights cannot change now, as the end of a sentence; None: they can. `free`: waits for
+        steps in flight, and takes the KV blocks of requests that a pause holds."""
         self.use = use
         self._config = config
         self._held = held
         self._workers = workers
         self._reason_against = reason_against
-        self._settle = settle
+        self._free = free
         self._is_connected = False
         self._version: int | None = None
         """Of the update under way; None: there is none."""
@@ -79,8 +79,9 @@ class WeightUpdates:
                 model, a drafter) must get all of its weights.
 
         Raises:
-            WeightUpdateConflict: before `init_weight_transfer_engine`, during another update, while requests run or the
-                engine sleeps; for a version that is not higher; for a partial update of invalid weights.
+            WeightUpdateConflict: before `init_weight_transfer_engine`, during another update, while requests are
+                unfinished that no pause holds, or the engine sleeps; for a version that is not higher; for a partial
+                update of invalid weights.
         """
         if is_checkpoint_format is not True:
             raise RequestError("is_checkpoint_format=False: kernels' own layouts are not taken; send the checkpoint's")
@@ -116,7 +117,8 @@ class WeightUpdates:
 
     @exclusive
     def finish_weight_update(self) -> WeightsReport:
-        """Checks what came on all ranks, and then writes it.
+        """Checks what came on all ranks, and then writes it. Requests that a pause holds keep their tokens, and are
+        computed again with the new weights.
 
         Raises `ModelError` with names and shapes where tensors are missing, unknown or of another shape: the update is
         ended, and the old weights serve on. Where an error comes while weights are written, they are invalid: requests
@@ -132,8 +134,8 @@ class WeightUpdates:
             for region in self._updated:
                 self._held.check_awake(region)
             checksum = self._prepare()
+            self._free()
         self._version = None
-        self._settle()
         try:
             self._workers.call("commit_weights")
         except BaseException as error:

@@ -144,17 +144,6 @@ def test_what_is_illegal_changes_nothing(make_llm: MakeLLM, hf_greedy: Greedy) -
         assert tokens_of(outputs[str(index)]) == hf_greedy(prompt, NUM_TOKENS)
 
 
-def test_requests_of_old_weights_do_not_go_on_with_new_ones(make_llm: MakeLLM) -> None:
-    engine = make_llm().engine
-    begin(engine)
-    engine.pause("keep")
-    engine.sleep(2)
-    with pytest.raises(EngineConflict, match="held requests are of the old weights"):
-        engine.wake_up(new_weights=True)
-    engine.abort_request(engine.request_ids)
-    engine.wake_up(new_weights=True)
-
-
 def test_beam_search_cannot_be_held(make_llm: MakeLLM) -> None:
     llm = make_llm()
     llm.pause()

@@ -137,7 +137,7 @@ def test_weights_stay_while_requests_run(make: Callable[..., LLM], new_weights: 
     llm.start_weight_update()
     llm.engine.add_request("a", [5, 6, 7], GREEDY)
     llm.engine.step()
-    with pytest.raises(WeightUpdateConflict, match="while requests are unfinished"):
+    with pytest.raises(WeightUpdateConflict, match="while requests are unfinished that no pause holds"):
         llm.update_weights({"weights": dict(new_weights)})
     with pytest.raises(WeightUpdateConflict, match="while requests are unfinished"):
         llm.start_weight_update()

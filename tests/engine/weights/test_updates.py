@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dovetail import LLM, AsyncLLMEngine, SamplingParams
-from tests.engine.weights.conftest import GREEDY, PROMPTS, send, told
+from tests.engine.weights.conftest import GREEDY, PROMPTS, logprobs_of, send, told
 
 
 @pytest.mark.parametrize(
@@ -142,3 +142,36 @@ def test_an_async_engine_is_updated_between_steps(
     with AsyncLLMEngine.from_config(model=model, weight_transport="in_process", **sections) as engine:
         found = asyncio.run(updated(engine))
     assert found == told(make("new"))[0][0]
+
+
+@pytest.mark.parametrize("sleeps", [False, True], ids=("awake", "discarded"))
+def test_requests_that_a_pause_keeps_go_on_with_the_new_weights(
+    make: Callable[..., LLM], new_weights: Mapping[str, torch.Tensor], sleeps: bool
+) -> None:
+    """Their tokens stay, all KV is computed again, and none of the old is found."""
+    llm, fresh = make(), make("new")
+    engine = llm.engine
+    engine.add_request("kept", PROMPTS[0], GREEDY)
+    while engine.token_progress(["kept"]).num_output_tokens < 3:
+        engine.step()
+    engine.pause("keep")
+    engine.add_request("late", PROMPTS[0], GREEDY)
+    num_kept = engine.token_progress(["kept"]).num_output_tokens
+    if sleeps:
+        engine.sleep(2)
+        engine.wake_up(for_update=True)
+    send(llm, new_weights)
+    if sleeps:
+        engine.wake_up()
+    assert engine.cache_statistics().num_used_blocks == 0
+    engine.resume()
+    outputs = {}
+    while engine.has_unfinished_requests():
+        outputs |= {output.request_id: output for output in engine.step()}
+    kept = outputs["kept"].outputs[0]
+    rest = SamplingParams(temperature=0, max_tokens=8 - num_kept, logprobs=0)
+    expected = told(fresh, [PROMPTS[0] + list(kept.token_ids[:num_kept])], rest)[0]
+    assert (kept.token_ids[num_kept:], logprobs_of(kept)[num_kept:]) == (expected[0], pytest.approx(expected[1]))
+    assert list(outputs["late"].outputs[0].token_ids) == told(fresh, PROMPTS[:1])[0][0] != list(kept.token_ids)
+    assert outputs["kept"].weight_version == 0
+    assert llm.generate(PROMPTS[:1], GREEDY, use_tqdm=False)[0].num_cached_tokens > 0, "their KV is named like others'"
