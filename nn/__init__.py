@@ -92,5 +92,5 @@ __all__ = [
     "torch_operators",
 ]
 
-VERSION = ContractVersion(1, 5)
+VERSION = ContractVersion(1, 6)
 """Version of this package's public modules, shared by all of them."""

@@ -46,6 +46,11 @@ class UpdatesWeights(DraftWorker):
     ) -> None: ...
 
 
+class NamesWeights(DraftWorker):
+    @abstractmethod
+    def own_weights(self) -> Iterable[torch.Tensor | torch.nn.Module]: ...
+
+
 class CopiesTarget(DraftWorker):
     @abstractmethod
     def target_changed(self) -> None: ...

@@ -2,14 +2,14 @@ import torch
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from dovetail.contracts.errors import RequestError
+from dovetail.contracts.pausing import EngineConflict
 from dovetail.contracts.plugin import Plugin, PluginOptions
 from dovetail.contracts.weights import WeightReader
 from pathlib import Path
 from typing import Any, ClassVar
 
 
-class WeightUpdateConflict(RequestError):
+class WeightUpdateConflict(EngineConflict):
     ...
 
 

@@ -43,7 +43,7 @@ class EagleOptions(StateDraftOptions):
 class EagleDrafter(BuildsLayers, ReadsHiddenLayers, StateDrafter, UpdatesWeights, NamesWeights, CopiesTarget):
     """Runs a head over the pairs of tokens and states."""
 
-    contract: ClassVar[tuple[int, int]] = (1, 2)
+    contract: ClassVar[tuple[int, int]] = (1, 3)
     Options = EagleOptions
     options: EagleOptions
 

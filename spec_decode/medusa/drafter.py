@@ -51,7 +51,7 @@ class MedusaDrafter(BuildsLayers, TreesByOption, UpdatesWeights, NamesWeights, C
     """Guesses with trained heads. Chains and trees are the most likely candidates, not draws: no draft distributions
     are given, so an acceptance rule counts each draft as certain."""
 
-    contract: ClassVar[tuple[int, int]] = (1, 2)
+    contract: ClassVar[tuple[int, int]] = (1, 3)
     Options = MedusaOptions
     # The heads share the target's unembedding, which no single tensor-parallel rank holds.
     capabilities = DraftCapabilities(trees=True, needs_hidden_states=True, confidence=True, stateless=True)
