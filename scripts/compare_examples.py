@@ -1,14 +1,17 @@
 """Compares plugins of examples/plugins with the bundled ones of their kinds, in the environment where both are
 installed. Run by scripts/example_wheels.py.
 
-python compare_examples.py FOLDER...    the compare.yaml of each folder: one folder alone, several together
+python compare_examples.py [--turns N] FOLDER...    the compare.yaml of each folder: one folder alone, several together
 
 For each executor, two engines that differ in the plugin take turns over the same requests. Prints a JSON line for each:
-whether the tokens are equal, and the output tokens per second of both. Exit code 1 where tokens differ that must not.
+whether the tokens are equal, and the output tokens per second of both: the median of N turns (3 where it is not given)
+after one that warms up; with 0 turns of that one, which shows no more than that it runs. Exit code 1 where tokens
+differ that must not.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import socket
 import statistics
@@ -48,7 +51,6 @@ EXECUTORS: Mapping[str, Sequence[Config]] = {
     ],
 }
 NUM_TOKENS = 48
-REPEATS = 3
 
 
 def merged(*parts: Mapping[str, Any]) -> Config:
@@ -113,9 +115,11 @@ def receiver(port: int | None) -> Iterator[list[int]]:
             pass
 
 
-def measure(base: Config, bundled: Config, ours: Config, executors: Sequence[Config]) -> tuple[Config, Turn, Turn]:
-    """The executor's section that served both, and their turns. A section that one of them refuses gives way to the
-    next."""
+def measure(
+    base: Config, bundled: Config, ours: Config, executors: Sequence[Config], num_turns: int
+) -> tuple[Config, Turn, Turn]:
+    """The executor's section that served both, and their turns, after one that warms up. A section that one of them
+    refuses gives way to the next."""
     for number, executor in enumerate(executors):
         with ExitStack() as stack:
             try:
@@ -128,7 +132,7 @@ def measure(base: Config, bundled: Config, ours: Config, executors: Sequence[Con
                     raise
                 print(f"{executor}: {error}", file=sys.stderr)
                 continue
-            for _ in range(1 + REPEATS):  # The first turn of each warms up.
+            for _ in range(1 + num_turns):
                 for turn in pair:
                     turn.take()
             return executor, pair[0], pair[1]
@@ -145,8 +149,8 @@ def report(what: str, executor: Config, bundled: Turn, ours: Turn, must_be_equal
         "executor": executor["name"],
         "ranks": executor.get("tensor_parallel", 1),
         "equal": equal,
-        "bundled": statistics.median(bundled.speeds[1:]),
-        "ours": statistics.median(ours.speeds[1:]),
+        "bundled": statistics.median(bundled.speeds[1:] or bundled.speeds),
+        "ours": statistics.median(ours.speeds[1:] or ours.speeds),
     }
     print(json.dumps(values), flush=True)
     return equal == 1 or not must_be_equal
@@ -185,7 +189,7 @@ def write_answers(base: Config, path: Path) -> None:
     np.save(path, np.array([token for tokens in turn.tokens for token in tokens], dtype=np.int32))
 
 
-def main(folders: Sequence[Path]) -> int:
+def main(folders: Sequence[Path], num_turns: int) -> int:
     """Exit code."""
     is_right = True
     with tempfile.TemporaryDirectory() as directory:
@@ -205,7 +209,7 @@ def main(folders: Sequence[Path]) -> int:
         for what, bundled, ours, must_be_equal in pairs_of(compared):
             for executors in EXECUTORS.values():
                 with receiver(ports[0] if ports else None) as sizes:
-                    measured = measure(base, bundled, ours, executors)
+                    measured = measure(base, bundled, ours, executors, num_turns)
                 is_right &= report(what, *measured, must_be_equal)
                 if ports and not sizes:
                     print(f"{what}: nothing came to port {ports[0]}", file=sys.stderr)
@@ -214,4 +218,8 @@ def main(folders: Sequence[Path]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main([Path(folder) for folder in sys.argv[1:]]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
+    parser.add_argument("--turns", type=int, default=3, metavar="N")
+    given = parser.parse_args()
+    sys.exit(main(given.folders, given.turns))

@@ -1,11 +1,13 @@
 """Builds the distributions of examples/plugins as wheels, and tries them where users would: in an environment that has
 the wheel of Dovetail and no source tree. Run by `make wheel-examples`.
 
-python scripts/example_wheels.py PYTHON DIRECTORY    PYTHON is that environment's; what is built goes to DIRECTORY
+python scripts/example_wheels.py PYTHON DIRECTORY [TURNS]    PYTHON is that environment's; what is built goes to
+                                                             DIRECTORY
 
 Each is installed by itself: its own tests run, the slow ones too, then it is compared with the bundled plugin of its
 kind (scripts/compare_examples.py), and removed. Then all are installed and compared together. Prints the comparisons as
-a table. Exit code 1 where tests fail, or tokens differ that must not.
+a table, with the speeds of TURNS timed turns; without TURNS, tokens alone are compared. Exit code 1 where tests fail,
+or tokens differ that must not.
 """
 
 from __future__ import annotations
@@ -21,19 +23,18 @@ from pathlib import Path
 from outsider_wheels import ROOT, build_wheel
 
 EXAMPLES = ROOT / "examples" / "plugins"
-HEADER = (
-    "| plugin | executor, ranks | tokens equal to the bundled one's | tokens/s, bundled | tokens/s, plugin | ratio |\n"
-    "| --- | --- | --- | --- | --- | --- |"
-)
+HEADER = "| plugin | executor, ranks | tokens equal to the bundled one's |"
+SPEEDS = " tokens/s, bundled | tokens/s, plugin | ratio |"
 
 
 class Trial:
     """One environment, and one folder outside the source tree."""
 
-    def __init__(self, python: Path, directory: Path):
+    def __init__(self, python: Path, directory: Path, num_turns: int):
         # Not resolved: a link to the interpreter of an environment is what makes it one.
         self._python = python.absolute()
         self._directory = directory.absolute()
+        self._num_turns = num_turns
         self.failures: list[str] = []
         self.rows: list[str] = []
 
@@ -67,16 +68,17 @@ class Trial:
     def compare(self, folders: Sequence[Path], what: str) -> None:
         """Adds to `rows`."""
         script = shutil.copy(ROOT / "scripts" / "compare_examples.py", self._directory)
-        done = self._run([str(script), *map(str, folders)], self._directory, stdout=subprocess.PIPE)
+        arguments = [str(script), f"--turns={self._num_turns}", *map(str, folders)]
+        done = self._run(arguments, self._directory, stdout=subprocess.PIPE)
         if done.returncode:
             self.failures.append(f"{what}: the comparison fails")
         for line in done.stdout.splitlines():
             found = json.loads(line)
-            ratio = found["ours"] / found["bundled"]
-            self.rows.append(
-                f"| {found['what']} | {found['executor']}, {found['ranks']} | {found['equal']:.1%} "
-                f"| {found['bundled']:.0f} | {found['ours']:.0f} | {ratio:.2f} |"
-            )
+            row = f"| {found['what']} | {found['executor']}, {found['ranks']} | {found['equal']:.1%} |"
+            if self._num_turns:
+                ratio = found["ours"] / found["bundled"]
+                row += f" {found['bundled']:.0f} | {found['ours']:.0f} | {ratio:.2f} |"
+            self.rows.append(row)
 
     def check_environment(self, names: Sequence[str]) -> None:
         """Dovetail comes from its wheel, and these and no other examples are installed."""
@@ -100,11 +102,11 @@ class Trial:
         )
 
 
-def main(python: Path, directory: Path) -> int:
+def main(python: Path, directory: Path, num_turns: int = 0) -> int:
     """Exit code."""
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
-    trial = Trial(python, directory)
+    trial = Trial(python, directory, num_turns)
     names = sorted(path.parent.name for path in EXAMPLES.glob("*/pyproject.toml"))
     trial.remove(names)
     folders = [trial.build(name) for name in names]
@@ -119,9 +121,10 @@ def main(python: Path, directory: Path) -> int:
     trial.install(names)
     trial.check_environment(names)
     trial.compare(folders, "together")
-    print(HEADER, *trial.rows, *trial.failures, sep="\n")
+    header = HEADER + SPEEDS if num_turns else HEADER
+    print(header, "| --- " * (header.count("|") - 1) + "|", *trial.rows, *trial.failures, sep="\n")
     return 1 if trial.failures else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2])))
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2]), *map(int, sys.argv[3:])))

@@ -86,9 +86,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What is imported and collected by now stays, so that collecting garbage need not look at it in each test anew."""
+    """What is imported and collected by now stays, so that collecting garbage need not look at it in each test anew,
+    not even after a benchmark, which would unfreeze everything at its end."""
     gc.collect()
     gc.freeze()
+    gc.unfreeze = lambda: None
 
 
 @pytest.fixture(scope="session")
