@@ -31,7 +31,7 @@ class Aside(ABC):
 
 
 class HostAside(Aside):
-    """In host memory: for accelerators. Not run on a GPU since it is a class of its own."""
+    """In host memory, for accelerators. Not run on a GPU yet."""
 
     def __init__(self, device: Device):
         self._device = device

@@ -65,37 +65,38 @@ def test_the_kv_cache_sleeps_alone_and_is_empty_afterwards(make_llm: Callable[..
     assert tokens(llm) == before
 
 
-@pytest.mark.parametrize(
-    ("asleep", "call", "error", "message"),
-    [
-        (None, lambda llm: llm.sleep(1, ["weights"]), EngineConflict, "weights cannot sleep while kv_cache is awake"),
-        (None, lambda llm: llm.wake_up(), EngineConflict, "the engine is awake"),
-        (None, lambda llm: llm.sleep(3), ConfigError, "sleep level 3"),
-        (None, lambda llm: llm.sleep(1, ["kv"]), RequestError, "no region 'kv'"),
-        (None, lambda llm: llm.sleep(1, ["drafter:x"]), RequestError, "no drafter 'drafter:x'"),
-        (None, lambda llm: llm.sleep(1, []), RequestError, "tags is empty"),
-        (1, lambda llm: llm.sleep(), EngineConflict, "sleeps already"),
-        (1, lambda llm: llm.wake_up(["kv_cache"]), EngineConflict, "kv_cache cannot wake up before weights"),
-        (2, lambda llm: llm.wake_up(new_weights=True, for_update=True), RequestError, "choose one"),
-        (1, tokens, EngineConflict, "the engine sleeps: call wake_up first"),
+Refused = tuple[Callable[[LLM], Any], type[Exception], str]
+REFUSED: dict[int, list[Refused]] = {
+    0: [
+        (lambda llm: llm.sleep(1, ["weights"]), EngineConflict, "weights cannot sleep while kv_cache is awake"),
+        (lambda llm: llm.wake_up(), EngineConflict, "the engine is awake"),
+        (lambda llm: llm.sleep(3), ConfigError, "sleep level 3"),
+        (lambda llm: llm.sleep(1, ["kv"]), RequestError, "no region 'kv'"),
+        (lambda llm: llm.sleep(1, ["drafter:x"]), RequestError, "no drafter 'drafter:x'"),
+        (lambda llm: llm.sleep(1, []), RequestError, "tags is empty"),
     ],
-)
-def test_what_is_illegal_changes_nothing(
-    make_llm: Callable[..., LLM],
-    asleep: int | None,
-    call: Callable[[LLM], Any],
-    error: type[Exception],
-    message: str,
-) -> None:
+    1: [
+        (lambda llm: llm.sleep(), EngineConflict, "sleeps already"),
+        (lambda llm: llm.wake_up(["kv_cache"]), EngineConflict, "kv_cache cannot wake up before weights"),
+        (tokens, EngineConflict, "the engine sleeps: call wake_up first"),
+    ],
+    2: [(lambda llm: llm.wake_up(new_weights=True, for_update=True), RequestError, "choose one")],
+}
+"""By the level at which the engine sleeps; 0: it is awake."""
+
+
+@pytest.mark.parametrize("level", REFUSED)
+def test_what_is_illegal_changes_nothing(make_llm: Callable[..., LLM], level: int) -> None:
     llm = make_llm()
     before = tokens(llm)
-    if asleep is not None:
-        llm.sleep(asleep)
+    if level:
+        llm.sleep(level)
     was = llm.regions()
-    with pytest.raises(error, match=message):
-        call(llm)
-    assert llm.regions() == was
-    if asleep is not None:
+    for call, error, message in REFUSED[level]:
+        with pytest.raises(error, match=message):
+            call(llm)
+        assert llm.regions() == was
+    if level:
         llm.wake_up()
     assert states(llm) == AWAKE
     assert tokens(llm) == before
@@ -231,23 +232,21 @@ def drafted(llm: LLM, drafter: str) -> list[Any]:
     return [output.outputs[0].token_ids, output.metrics.num_drafted, output.metrics.num_accepted]
 
 
-@pytest.mark.parametrize("level", [1, 2])
-def test_drafters_sleep_by_their_names(
-    make_llm: Callable[..., LLM], tiny_llama: tuple[Path, Any], heads: Path, level: int
-) -> None:
+def test_drafters_sleep_by_their_names(make_llm: Callable[..., LLM], tiny_llama: tuple[Path, Any], heads: Path) -> None:
+    """At each level their weights are set aside."""
     section = drafters(tiny_llama[0], heads)
     llm = make_llm(speculative={"drafters": section, "default": "small"})
     before = {name: drafted(llm, name) for name in section}
-    assert llm.sleep(level, ["drafter:small"]) > 100_000
+    assert llm.sleep(1, ["drafter:small"]) > 100_000
     assert states(llm) == {**AWAKE, "drafter:small": "asleep", "drafter:heads": "resident", "drafter:both": "resident"}
     for needing in ("small", "both"):
         with pytest.raises(EngineConflict, match="the drafter 'small' is asleep"):
             drafted(llm, needing)
     assert drafted(llm, "heads")[0] == before["heads"][0]
     with pytest.raises(EngineConflict, match="drafter:small sleeps already"):
-        llm.sleep(level, ["drafter:small", "drafter:heads"])
-    assert llm.sleep(level, ["drafter:heads"]) > 0
-    llm.sleep(level)  # the rest
+        llm.sleep(1, ["drafter:small", "drafter:heads"])
+    assert llm.sleep(2, ["drafter:heads"]) > 0
+    llm.sleep(2)  # the rest
     assert set(states(llm).values()) == {"asleep"}
     llm.wake_up(["weights", "kv_cache", "drafter:heads"])
     assert drafted(llm, "heads") == before["heads"]
