@@ -76,6 +76,11 @@ class AsyncLLMEngine:
         return self._engine.facts
 
     @property
+    def devices(self) -> tuple[str, ...]:
+        """See `TokenEngine.devices`."""
+        return self._engine.devices
+
+    @property
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer, or None with tokenizer_mode none."""
         return self._engine.tokenizer

@@ -76,6 +76,11 @@ class LLMEngine:
         return self.tokens.facts
 
     @property
+    def devices(self) -> tuple[str, ...]:
+        """See `TokenEngine.devices`."""
+        return self.tokens.devices
+
+    @property
     def use(self) -> ExclusiveUse:
         """Who is in the engine. Its methods enter by themselves; whoever works on `core` must do so too."""
         return self.tokens.use

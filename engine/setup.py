@@ -25,7 +25,7 @@ from dovetail.engine.logits_setup import logits_setup
 from dovetail.engine.resolving.cache import more_than_host
 from dovetail.engine.tokenization.load import load_tokenizer_of
 from dovetail.engine.tokenization.tokenizer import Tokenizer
-from dovetail.engine.workers import Workers
+from dovetail.engine.workers import WorkerReports, Workers
 from dovetail.registry.bootstrap import LoadedPlugins, bootstrap, plugin_hash
 from dovetail.registry.registry import Registry
 from dovetail.worker.activity import activity
@@ -42,6 +42,8 @@ class EngineParts:
     executor: Executor
     workers: Workers
     """Those of the executor; calls go through it."""
+    devices: tuple[str, ...]
+    """Of the workers, in rank order, as torch names them."""
     kv: KVCacheManager
     scheduler: Scheduler
     processors: Mapping[str, LogitsProcessor]
@@ -130,11 +132,13 @@ def _parts(
     setup = logits_setup(config, tokenizer)
     if grammars.compiler is not None:
         workers.call("use_grammars", grammars.compiler)
+    reports = workers.describe()
     return EngineParts(
         tokenizer=tokenizer,
         executor=executor,
         workers=workers,
-        kv=create_kv(config, workers),
+        devices=tuple(report.placement.device for report in reports.by_rank),
+        kv=create_kv(config, workers, reports),
         scheduler=plugins.create(config.scheduler, config.limits),
         processors={name: plugins.create(c, setup) for name, c in config.logits_processors.items()},
         acceptance=_acceptance(config, plugins),
@@ -196,9 +200,8 @@ def _compare_plugin_sets(config: ResolvedConfig, workers: Workers) -> None:
             )
 
 
-def create_kv(config: ResolvedConfig, workers: Workers) -> KVCacheManager:
+def create_kv(config: ResolvedConfig, workers: Workers, reports: WorkerReports) -> KVCacheManager:
     """The KV memory that the config asks for, or that the device holds."""
-    reports = workers.describe()
     layout = build_layout(reports.answering.caches, config.cache.block_size, reports.answering.extra_caches)
     if not layout.groups:
         return allocate_kv(config, workers, layout, _NO_BLOCKS, 0)

@@ -83,6 +83,8 @@ class TokenEngine:
         """Who is in the engine. Its methods enter by themselves; whoever works on `core` must do so too."""
         parts: EngineParts = create_parts(config)
         self._parts = parts
+        self.devices = parts.devices
+        """Of the workers, in rank order, as torch names them ("cpu", "cuda:0")."""
         self.facts: EngineFacts = engine_facts(
             config, type(parts.scheduler), parts.acceptance, parts.tokenizer, parts.grammars.facts
         )

@@ -2,4 +2,26 @@
 
 `prefix_tokens`: the next prompt of a conversation, with the token ids that the model itself produced.
 `difference`: how far an engine's log probabilities are from a trainer's.
+`rollout_worker`: `AsyncRolloutWorker`, an engine with the method names of NeMo RL's worker.
+
+Importing this package imports none of them; `from dovetail.rl import AsyncRolloutWorker` does.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dovetail.rl.rollout_batch import RolloutOptions
+    from dovetail.rl.rollout_worker import AsyncRolloutWorker
+
+__all__ = ["AsyncRolloutWorker", "RolloutOptions"]
+
+_HOMES = {"AsyncRolloutWorker": "dovetail.rl.rollout_worker", "RolloutOptions": "dovetail.rl.rollout_batch"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return vars(import_module(_HOMES[name]))[name]

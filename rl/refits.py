@@ -1,0 +1,46 @@
+"""Updates of an engine's weights as a rollout worker's trainer asks for them: all four phases in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from dovetail.contracts.errors import ConfigError
+from dovetail.contracts.weight_transport import WeightsReport
+from dovetail.engine.async_engine import AsyncLLMEngine
+
+
+class Refits:
+    """Of one engine, which refuses a second update while one is under way."""
+
+    def __init__(self, engine: AsyncLLMEngine):
+        self._engine = engine
+        self._is_connected = False
+
+    def check_transport(self, name: str, method: str) -> None:
+        """Raises `ConfigError` where the config names another `weight_transport` than `method` works by."""
+        found = self._engine.config.weight_transport
+        if found is None or found.name.rpartition(":")[2] != name:
+            has = "has none" if found is None else f"names {found.name!r}"
+            raise ConfigError(f"{method} needs weight_transport: {name}, and the config {has}: set it to {name!r}")
+
+    async def connect(self, init_info: Mapping[str, Any] | None = None) -> None:
+        """`init_weight_transfer_engine`, for the updates from now on."""
+        self._is_connected = False
+        await self._engine.init_weight_transfer_engine(init_info)
+        self._is_connected = True
+
+    async def run(self, update_infos: Iterable[Mapping[str, Any]], weight_version: int | None) -> WeightsReport:
+        """One update with a bucket for each of `update_infos`. Connects without an `init_info` where nobody did."""
+        if not self._is_connected:
+            await self.connect()
+        await self._engine.start_weight_update(weight_version=weight_version)
+        try:
+            for info in update_infos:
+                await self._engine.update_weights(info)
+            return await self._engine.finish_weight_update()
+        except BaseException:
+            # The engine ends an update by itself where a phase fails; not so where `update_infos` raises, or the caller
+            # is cancelled.
+            await self._engine.abort_weight_update()
+            raise
