@@ -6,13 +6,12 @@ The entry points stay, as they do where a file is lost: so the names are listed,
 from __future__ import annotations
 
 import json
-import os
+import multiprocessing
 import shutil
-import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
@@ -79,17 +78,26 @@ BUILT_ON = {
         "dovetail.plugins.commands.serve",
         *(
             f"dovetail.plugins.routes.{n}"
-            for n in ("chat", "completions", "explain", "lora", "messages", "responses", "tokenize")
+            for n in ("chat", "completions", "explain", "lora", "messages", "pooling", "responses", "tokenize")
         ),
     ),
 }
 """Modules beside a folder that share its code, and go with it."""
 
+LIBRARIES = (
+    *("fastapi", "gguf", "llguidance.hf", "opentelemetry.sdk.trace", "prometheus_client", "rich.console", "tokenizers"),
+    *("torch", "transformers.models.llama.modeling_llama", "triton", "uvicorn", "xgrammar"),
+)
+"""What takes long to import and is nobody's plugin: one process does it, and each case begins as a fork of it."""
+
 # The finder of an editable install would bring the missing folder back.
 SCRIPT = """\
-import contextlib, io, json, pathlib, sys
+import contextlib, io, json, os, pathlib, sys
 sys.meta_path[:] = [finder for finder in sys.meta_path if "__editable" not in str(finder)]
-tree, model, prompt = sys.argv[1:]
+sys.path.insert(0, tree)
+os.chdir(tree)
+os.environ |= {"TERM": "dumb", "COLUMNS": "200"}
+assert not any(name.partition(".")[0] == "dovetail" for name in sys.modules)
 import dovetail
 assert pathlib.Path(dovetail.__file__).is_relative_to(tree)
 from dovetail import LLM, SamplingParams
@@ -118,11 +126,11 @@ try:
     config = {"path": model, "tokenizer_mode": "none", "dtype": "float32"}
     with LLM(model=config, cache={"num_blocks": 50}, executor={"threads": 1}) as llm:
         params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
-        (output,) = llm.generate([json.loads(prompt)], params, use_tqdm=False)
+        (output,) = llm.generate([prompt], params, use_tqdm=False)
         found["tokens"] = list(output.outputs[0].token_ids)
 except DovetailError as error:
     found["refusal"] = str(error)
-print(json.dumps(found))
+pathlib.Path(answer).write_text(json.dumps(found))
 """
 
 
@@ -166,20 +174,30 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
 PROMPT = [3, 5, 7, 11, 13]
 
 
-def run(tree: Path, model: Path) -> dict[str, Any]:
-    environment = os.environ | {"PYTHONPATH": str(tree), "TERM": "dumb", "COLUMNS": "200"}
-    command = [sys.executable, "-c", SCRIPT, str(tree), str(model), json.dumps(PROMPT)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tree)
-    assert done.returncode == 0, done.stdout + done.stderr
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+@pytest.fixture(scope="module")
+def warm() -> ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(LIBRARIES))
+    return context
+
+
+def run(warm: ForkServerContext, tree: Path, model: Path, answer: Path) -> dict[str, Any]:
+    given = {"tree": str(tree), "model": str(model), "prompt": PROMPT, "answer": str(answer)}
+    process = warm.Process(target=exec, args=(SCRIPT, given))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    result: dict[str, Any] = json.loads(answer.read_text())
     return result
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("package", [None, *plugin_packages()])
-def test_what_is_left_imports_lists_and_serves(tree: Path, model: tuple[Path, list[int]], package: str | None) -> None:
+def test_what_is_left_imports_lists_and_serves(
+    warm: ForkServerContext, tree: Path, model: tuple[Path, list[int]], tmp_path: Path, package: str | None
+) -> None:
     with without(tree, package):
-        found = run(tree, model[0])
+        found = run(warm, tree, model[0], tmp_path / "answer.json")
     lost = () if package is None else (package, *BUILT_ON.get(package, ()))
     gone = [each for each in REFERENCES if each.startswith(tuple(f"{one}{end}" for one in lost for end in ".:"))]
     assert set(found["broken"]) == set(gone), "what does not load is what was deleted"
