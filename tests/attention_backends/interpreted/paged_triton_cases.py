@@ -139,9 +139,17 @@ def test_rotating_while_writing_equals_reference(seed, shape, divisor):
     assert_same(output, expected, TOLERANCE[shape.dtype])
 
 
-@pytest.mark.parametrize("kv_dtype", ["float32", "float16", "bfloat16", "int8", "float8_e4m3fn", "float8_e5m2"])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rotary", [80, 10])
+KV_DTYPES = ("float32", "float16", "bfloat16", "int8", "float8_e4m3fn", "float8_e5m2")
+# Each dtype of keys with each of pages, and each of both with all of a head or the beginning of it.
+ROTATED = [
+    pytest.param(dtype, kv_dtype, rotary, id=f"{rotary}-{dtype}-{kv_dtype}")
+    for row, dtype in enumerate(DTYPES)
+    for column, kv_dtype in enumerate(KV_DTYPES)
+    for rotary in [(80, 10)[(row + column) % 2]]
+]
+
+
+@pytest.mark.parametrize(("dtype", "kv_dtype", "rotary"), ROTATED)
 def test_rotating_while_writing_leaves_the_bits_of_rotating_first(dtype, kv_dtype, rotary):
     """In the pages and in the result."""
     case = random_case(3, CaseShape(dtype=dtype, head_size=80, max_requests=1, max_cached=8, max_query=6))
