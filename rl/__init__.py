@@ -3,6 +3,8 @@
 `prefix_tokens`: the next prompt of a conversation, with the token ids that the model itself produced.
 `difference`: how far an engine's log probabilities are from a trainer's.
 `rollout_worker`: `AsyncRolloutWorker`, an engine with the method names of NeMo RL's worker.
+`weight_sender`: new weights for an engine in another process of the machine.
+`collective_sender`: the same for engines on any machines.
 
 Importing this package imports none of them; `from dovetail.rl import AsyncRolloutWorker` does.
 """
