@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 from dovetail.contracts.engine_client import RequestPlan
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.pooling_params import PoolingParams
-from dovetail.contracts.prompts import ChatPrompt, Prompt
+from dovetail.contracts.prompts import ChatPrompt, Prompt, TokensPrompt
 from dovetail.contracts.sampling import SamplingParams, as_token_ids
 from dovetail.engine.input_processor import InputProcessor, ProcessedInput
+from dovetail.engine.tokenization.prefix_tokens import replace_prefix_tokens
 from dovetail.engine.tokenization.tokenizer import FastTokenizer, Tokenizer
 
 Value = TypeVar("Value")
@@ -73,7 +75,13 @@ class ClientText:
     async def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> ChatPrompt:
         """See `EngineClient.render_chat`."""
         size = max(_num_chars(messages), INSTANT_CHARS)  # templates take longer than their text, and read tools too
-        return await self._run(size, partial(_rendered, self._known(), messages, options))
+        prefix = options.pop("required_prefix_token_ids", None)
+        if prefix is None:
+            return await self._run(size, partial(_rendered, self._known(), messages, options))
+        ids = as_token_ids("required_prefix_token_ids", prefix)
+        self._inputs.check_ids("required_prefix_token_ids", ids)
+        eos_token_ids = self._inputs.eos_token_ids
+        return await self._run(size, partial(_continued, self._known(), messages, options, ids, eos_token_ids))
 
     def token_texts(self, token_ids: Iterable[int]) -> list[str]:
         """See `EngineClient.token_texts`."""
@@ -107,6 +115,36 @@ def _rendered(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], optio
     text, token_ids = tokenizer.chat_prompt(messages, **options)
     tail = tokenizer.chat_tail(text, messages, **options)
     return ChatPrompt(prompt={"prompt": text, "prompt_token_ids": token_ids}, tail=tail)
+
+
+def _continued(
+    tokenizer: Tokenizer,
+    messages: Sequence[Mapping[str, Any]],
+    options: Mapping[str, Any],
+    model_ids: Sequence[int],
+    eos_token_ids: Sequence[int],
+) -> ChatPrompt:
+    """As `_rendered`, with `model_ids` in place of what the template has for the same turns."""
+    if not eos_token_ids:
+        raise RequestError("required_prefix_token_ids: the model has no end token, by which turns could be told apart")
+    chat = _rendered(tokenizer, messages, options)
+    ends = [index for index, message in enumerate(messages, 1) if message.get("role") == "assistant"]
+    so_far = messages[: ends[-1]] if ends else messages
+    whole = {"add_generation_prompt": False, "continue_final_message": False}
+    _, so_far_ids = tokenizer.chat_prompt(so_far, **{**options, **whole})
+
+    def decode(ids: Sequence[int]) -> str:
+        return tokenizer.decode(ids, skip_special_tokens=False)
+
+    rendering = chat.prompt["prompt_token_ids"]
+    try:
+        ids, verdict = replace_prefix_tokens(
+            model_ids, so_far_ids, rendering, eos_token_ids=eos_token_ids, decode=decode
+        )
+    except ValueError as error:
+        raise RequestError(f"required_prefix_token_ids: {error}") from error
+    prompt: TokensPrompt = chat.prompt if ids == rendering else {"prompt": decode(ids), "prompt_token_ids": ids}
+    return replace(chat, prompt=prompt, prefix=verdict)
 
 
 def _num_chars(messages: object) -> int:

@@ -275,6 +275,11 @@ class InputProcessor:
             raise self._too_long(f"{len(token_ids)} tokens", num_output)
         self.check_ids("prompt_token_ids", token_ids)
 
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Of the model."""
+        return self._facts.eos_token_ids
+
     def check_ids(self, what: str, ids: Sequence[int]) -> None:
         """Raises `RequestError` where one of `ids` is no token id; `what` names them in the message."""
         if not ids or (min(ids) >= 0 and max(ids) < self._facts.vocab_size):

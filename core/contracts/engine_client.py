@@ -243,7 +243,10 @@ class EngineClient(Protocol):
 
     async def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> ChatPrompt:
         """The prompt of a conversation, by the model's chat template. `options`: chat_template,
-        add_generation_prompt, continue_final_message, tools, and variables of the template. Raises `RequestError`."""
+        add_generation_prompt, continue_final_message, tools, required_prefix_token_ids, and variables of the template.
+        `required_prefix_token_ids`: prompt and completion of the last turn as the model saw and produced them, which
+        the prompt begins with where the template leaves their text as it was (`ChatPrompt.prefix` says whether).
+        Raises `RequestError`."""
 
     def token_texts(self, token_ids: Iterable[int]) -> list[str]:
         """The text of each token, special ones included; bytes that are no UTF-8 become U+FFFD."""

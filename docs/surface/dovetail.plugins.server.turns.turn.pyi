@@ -1,7 +1,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from dovetail.contracts.dialect import DialectRequest
-from dovetail.contracts.prompts import ChatPrompt, TokensPrompt
+from dovetail.contracts.prompts import ChatPrompt, PrefixVerdict, TokensPrompt
 from dovetail.contracts.route import RouteHost
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.structured_outputs import StructuredOutputs
@@ -27,6 +27,7 @@ class PreparedTurn:
     prompt: TokensPrompt
     params: SamplingParams
     request: DialectRequest
+    prefix: PrefixVerdict | None = None
 
 async def prepare(host: RouteHost, turn: Turn, params: SamplingParams) -> PreparedTurn: ...
 def form_origin(fields: FormFields, prepared: PreparedTurn, format_field: str) -> FormOrigin: ...

@@ -1,26 +1,13 @@
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from dovetail.contracts.prompts import PrefixOutcome, PrefixVerdict
 
+__all__ = [
+    "Decode",
+    "PrefixOutcome",
+    "PrefixVerdict",
+    "replace_prefix_tokens",
+]
 Decode = Callable[[Sequence[int]], str]
-
-class PrefixOutcome(StrEnum):
-    SAME = 'same'
-    RETOKENIZED = 'retokenized'
-    REWRITTEN = 'rewritten'
-    NO_EOS = 'no_eos'
-    DROPPED_TURN = 'dropped_turn'
-
-
-@dataclass(frozen=True)
-class PrefixVerdict:
-    preserved: bool
-    outcome: PrefixOutcome
-    index: int | None
-    turn: int | None
-    resumed_at: int
-    message: str
-
 def replace_prefix_tokens(
     model_ids: Sequence[int],
     template_prefix_ids: Sequence[int],

@@ -11,14 +11,23 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dovetail.contracts.plugin import PluginOptions
+from dovetail.contracts.prompts import PrefixVerdict
 from dovetail.contracts.route import APIError, Route, RouteHost
 from dovetail.plugins.routes.chat.request import ChatRequest, turn_of
 from dovetail.plugins.server.bodies import Body, BodyReader, body_schema, json_response
 from dovetail.plugins.server.turns.messages import Messages
+from dovetail.plugins.server.turns.prefix import prefix_fields
 from dovetail.plugins.server.turns.tools import Tools
 from dovetail.plugins.server.turns.turn import render
 
-_OF_CHAT = ("tools", "chat_template", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
+_OF_CHAT = (
+    "tools",
+    "chat_template",
+    "chat_template_kwargs",
+    "add_generation_prompt",
+    "continue_final_message",
+    "required_prefix_token_ids",
+)
 
 
 class TokenizeRequest(Body, kw_only=True):
@@ -34,6 +43,7 @@ class TokenizeRequest(Body, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    required_prefix_token_ids: list[int] | None = None
 
 
 class DetokenizeRequest(Body, kw_only=True):
@@ -46,7 +56,7 @@ class DetokenizeRequest(Body, kw_only=True):
 class TokenizeRoute(Route):
     """POST /tokenize and /detokenize."""
 
-    contract = (1, 6)
+    contract = (1, 7)
 
     def __init__(self, options: PluginOptions, host: RouteHost):
         super().__init__(options, host)
@@ -65,13 +75,13 @@ class TokenizeRoute(Route):
         asked = await self._to_tokenize.read(request)
         await self.host.find_model(asked.model)
         engine = self.host.engine
-        ids = await self._token_ids(asked)
+        ids, prefix = await self._token_ids(asked)
         # In a thread, which lets streams go on between two texts.
         texts = await asyncio.to_thread(engine.token_texts, ids) if asked.return_token_strs else None
         content = {"count": len(ids), "max_model_len": engine.facts.max_model_len, "tokens": ids, "token_strs": texts}
-        return json_response(content)
+        return json_response(content | prefix_fields(prefix))
 
-    async def _token_ids(self, asked: TokenizeRequest) -> list[int]:
+    async def _token_ids(self, asked: TokenizeRequest) -> tuple[list[int], PrefixVerdict | None]:
         if (asked.prompt is None) == (asked.messages is None):
             raise APIError(400, "give a prompt or messages, one of them", param="prompt")
         chat = {name: value for name in _OF_CHAT if (value := msgspec.structs.asdict(asked)[name]) is not None}
@@ -79,12 +89,12 @@ class TokenizeRoute(Route):
             if chat:
                 raise APIError(400, f"{min(chat)} is for messages, and this is a prompt", param=min(chat))
             with_special = asked.add_special_tokens is not False
-            return await self.host.engine.tokenize(asked.prompt, add_special_tokens=with_special)
+            return await self.host.engine.tokenize(asked.prompt, add_special_tokens=with_special), None
         if asked.add_special_tokens:
             message = "add_special_tokens is for prompts: the chat template writes the special tokens"
             raise APIError(400, message, param="add_special_tokens")
         rendered = await render(self.host, turn_of(ChatRequest(messages=asked.messages or [], **chat)))
-        return rendered.prompt["prompt_token_ids"]
+        return rendered.prompt["prompt_token_ids"], rendered.prefix
 
     async def detokenize(self, request: Request) -> Response:
         """The text of token ids, special ones included."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Any
 
 import orjson
@@ -24,10 +24,13 @@ class FrameWriter:
         asked: Asked,
         options: StreamOptions | None,
         create_writer: Callable[[int], ChoiceWriter],
+        first: Mapping[str, Any],
     ):
-        """`head`: the fields that all frames have. `create_writer`: of a completion, by its index."""
+        """`head`: the fields that all frames have. `create_writer`: of a completion, by its index. `first`: further
+        fields of the first frame, where it shows the prompt's token ids."""
         self._asked = asked
         self._create_writer = create_writer
+        self._first = first
         self._with_usage = bool(options is not None and options.include_usage)
         self._continuous = bool(options is not None and options.continuous_usage_stats)
         self._head = orjson.dumps(head)[:-1]  # without the brace that closes it
@@ -69,7 +72,7 @@ class FrameWriter:
         """A frame with all that it can have."""
         extras: dict[str, Any] = {}
         if self._asked.with_token_ids and first is not None:
-            extras["prompt_token_ids"] = first.prompt_token_ids
+            extras |= {"prompt_token_ids": first.prompt_token_ids, **self._first}
         if self._continuous:
             extras["usage"] = self._usage()
         elif self._with_usage:

@@ -61,6 +61,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    required_prefix_token_ids: list[int] | None = None
     echo: bool | None = None
     documents: Messages | None = None
 
@@ -133,7 +134,7 @@ def what_is_asked(body: ChatRequest, model: str, facts: EngineFacts) -> Asked:
         shows_reasoning=body.include_reasoning is not False,
         with_logprobs=bool(body.logprobs),
         tokens_as_ids=bool(body.return_tokens_as_token_ids),
-        with_token_ids=bool(body.return_token_ids),
+        with_token_ids=bool(body.return_token_ids) or body.required_prefix_token_ids is not None,
         with_accepted=bool(body.return_accepted_spans),
         with_prompt_logprobs=body.prompt_logprobs is not None,
     )
@@ -149,7 +150,7 @@ def turn_of(body: ChatRequest) -> Turn:
         "chat_template": body.chat_template,
     }
     # Only where they are given: a template that does not read one of them refuses it.
-    for name in ("reasoning_effort", "documents"):
+    for name in ("reasoning_effort", "documents", "required_prefix_token_ids"):
         if getattr(body, name) is not None:
             options[name] = getattr(body, name)
     return Turn(

@@ -21,6 +21,7 @@ from dovetail.plugins.routes.completions.logprobs import prompt_logprobs
 from dovetail.plugins.server.bodies import BodyReader, body_schema, json_response
 from dovetail.plugins.server.fingerprint import system_fingerprint
 from dovetail.plugins.server.streams import Streams, Submission, submission
+from dovetail.plugins.server.turns.prefix import prefix_fields
 from dovetail.plugins.server.turns.turn import PreparedTurn, form_origin, prepare
 from dovetail.plugins.server.usage import usage_of
 
@@ -39,7 +40,7 @@ class ChatOptions(PluginOptions):
 class ChatRoute(Route):
     """POST /v1/chat/completions, and /v1/chat/completions/render, which shows the prompt and generates nothing."""
 
-    contract = (1, 6)
+    contract = (1, 7)
     Options = ChatOptions
     options: ChatOptions
 
@@ -82,6 +83,7 @@ class ChatRoute(Route):
             "prompt_token_ids": ids,
             "count": len(ids),
             "max_model_len": self.host.engine.facts.max_model_len,
+            **prefix_fields(prepared.prefix),
         }
         return json_response(content)
 
@@ -103,7 +105,8 @@ class ChatRoute(Route):
         def create_writer(index: int) -> ChoiceWriter:
             return self._writer(index, asked, prepared)
 
-        writer = FrameWriter(head, asked, body.stream_options, create_writer)
+        first = prefix_fields(prepared.prefix)
+        writer = FrameWriter(head, asked, body.stream_options, create_writer, first)
         async with Streams(self.host.engine, [prepared.prompt], how) as streams:
             async for frame in writer.frames(streams.outputs()):
                 yield frame
@@ -116,6 +119,7 @@ class ChatRoute(Route):
         response["usage"] = asked.usage(usage_of([output]), output.metrics)
         if asked.with_token_ids:
             response["prompt_token_ids"] = output.prompt_token_ids
+        response |= prefix_fields(prepared.prefix)
         if asked.with_prompt_logprobs:
             response["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
         return response

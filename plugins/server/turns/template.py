@@ -13,6 +13,7 @@ _RESERVED = frozenset(
         "chat_template",
         "continue_final_message",
         "messages",
+        "required_prefix_token_ids",
         "self",
         "text",
         "tokenize",

@@ -8,7 +8,7 @@ from typing import Any
 
 from dovetail.contracts.dialect import Dialect, DialectRequest
 from dovetail.contracts.errors import RequestError
-from dovetail.contracts.prompts import ChatPrompt, TokensPrompt
+from dovetail.contracts.prompts import ChatPrompt, PrefixVerdict, TokensPrompt
 from dovetail.contracts.route import APIError, RouteHost
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.structured_outputs import StructuredOutputs
@@ -16,6 +16,9 @@ from dovetail.plugins.server.streams import FormOrigin
 from dovetail.plugins.server.structured import FormFields, form_field
 from dovetail.plugins.server.turns.formats import expression_of, form_of
 from dovetail.plugins.server.turns.tools import ToolSet
+
+_NAMED = ("tools ", "required_prefix_token_ids")
+"""How messages begin that are about another field than the messages."""
 
 MAX_SHOWN = 8
 """Tools that a message names."""
@@ -52,6 +55,8 @@ class PreparedTurn:
     prompt: TokensPrompt
     params: SamplingParams
     request: DialectRequest
+    prefix: PrefixVerdict | None = None
+    """As `ChatPrompt.prefix`."""
 
 
 async def prepare(host: RouteHost, turn: Turn, params: SamplingParams) -> PreparedTurn:
@@ -65,7 +70,8 @@ async def prepare(host: RouteHost, turn: Turn, params: SamplingParams) -> Prepar
     form = _form_alone(host.dialect, turn, request)
     if form is not None:
         params = replace(params, structured_outputs=form)
-    return PreparedTurn(prompt=chat.prompt, params=_with_dialect(params, host.dialect, request), request=request)
+    params = _with_dialect(params, host.dialect, request)
+    return PreparedTurn(prompt=chat.prompt, params=params, request=request, prefix=chat.prefix)
 
 
 def form_origin(fields: FormFields, prepared: PreparedTurn, format_field: str) -> FormOrigin:
@@ -97,7 +103,7 @@ async def render(host: RouteHost, turn: Turn) -> ChatPrompt:
     try:
         return await host.engine.render_chat(turn.messages, tools=tools, **turn.template_options)
     except RequestError as error:
-        param = "tools" if str(error).startswith("tools ") else "messages"
+        param = next((name for name in _NAMED if str(error).startswith(name)), "messages").strip()
         raise APIError(400, str(error), param=param) from error
 
 
