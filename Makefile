@@ -1,8 +1,9 @@
 # make demo   sets up and streams a few sentences from the embedded default model
 # make test   sets up, checks, builds and smoke-tests the wheel, runs the tests
 # make dev    an editable environment in .venv with everything that development needs
-# make test-nightly  what takes longest: all kernels in Triton's interpreter, engine tests over the plain backend, plugins
-#                    that are installed as wheels, the package without each of its folders
+# make test-nightly  what takes longer: engine tests over the plain backend, plugins that are installed as wheels, real
+#                    models, statistics, the package without each of its folders
+# make test-kernels    every case of the Triton kernels in the interpreter, where a kernel changed or Triton's version did
 # make test-browser    the playground and the documentation in Chromium, which must be installed (apt-get install chromium)
 # make test-reference  the whole suite once more over the plain attention backend
 # make test-triton-versions  compiles every kernel with each Triton that an allowed torch pins (fetched into .tritons)
@@ -31,7 +32,7 @@ STEPS := tests/engine $(foreach part,adapters remote resolving structured tokeni
 
 SITE := plugins/commands/docs/built-site
 
-.PHONY: demo test test-nightly test-browser test-reference test-triton-versions dev check wheel wheel-smoke wheel-outsiders wheel-examples author-journey bench bench-peers docs conformance site link-tree clean
+.PHONY: demo test test-nightly test-kernels test-browser test-reference test-triton-versions dev check wheel wheel-smoke wheel-outsiders wheel-examples author-journey bench bench-peers docs conformance site link-tree clean
 
 demo: $(VENV)/.installed
 	$(BIN)/dovetail generate "What is a paged KV cache, in two sentences?" --chat --max-tokens 96 --temperature 0
@@ -46,6 +47,10 @@ test: $(VENV)/.dev
 test-nightly: $(VENV)/.dev wheel-outsiders wheel-examples
 	$(PYTEST) $(STEPS) --attention reference
 	$(PYTEST) -m nightly
+
+# In no other target: `make test` runs each kernel once, and all cases take longer than all of its tests.
+test-kernels: $(VENV)/.dev
+	$(PYTEST) -m kernels
 
 # Playwright's own download of a browser is not needed.
 test-browser: $(VENV)/.dev site
@@ -133,7 +138,7 @@ docs: $(VENV)/.dev
 # The suites of the bundled plugins and no other test, those that take long included, for the page on compatibility.
 conformance: $(VENV)/.dev
 	PYTHONPATH=scripts $(PYTEST) -p conformance_record --conformance docs/conformance.json \
-		$(if $(KIND),--conformance-kind $(KIND)) --ignore tests/frozen -m "not browser"
+		$(if $(KIND),--conformance-kind $(KIND)) --ignore tests/frozen -m "not browser and not kernels"
 	$(BIN)/python scripts/compatibility.py --write docs/compatibility.md
 
 clean:

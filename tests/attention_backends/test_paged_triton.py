@@ -53,15 +53,15 @@ SMOKE = (
         ("block_sparse_cases", "test_pages_outside_of_the_pattern_are_not_read"),
         ("paged_triton_cases", SMOKE),
         ("flash_prefill_cases", "torch-False"),
-        pytest.param("flash_prefill_cases", "test", marks=pytest.mark.nightly),
-        pytest.param("block_sparse_cases", "test", marks=pytest.mark.nightly),
-        pytest.param("paged_triton_cases", "TestPagedTriton", marks=pytest.mark.nightly),
-        pytest.param("paged_triton_cases", "not TestPagedTriton", marks=pytest.mark.nightly),
+        pytest.param("flash_prefill_cases", "test", marks=pytest.mark.kernels),
+        pytest.param("block_sparse_cases", "test", marks=pytest.mark.kernels),
+        pytest.param("paged_triton_cases", "TestPagedTriton", marks=pytest.mark.kernels),
+        pytest.param("paged_triton_cases", "not TestPagedTriton", marks=pytest.mark.kernels),
     ],
 )
 def test_kernels_in_the_interpreter(cases, selection):
     """In processes of their own: Triton decides when it is imported whether it interprets or compiles. By default each
-    kernel once, all cases nightly."""
+    kernel once, all cases with `make test-kernels`."""
     pytest.importorskip("triton")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}

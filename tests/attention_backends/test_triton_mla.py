@@ -39,7 +39,7 @@ ARCHES = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.parametrize("selection", [SMOKE, pytest.param("test", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("selection", [SMOKE, pytest.param("test", marks=pytest.mark.kernels)])
 def test_kernels_in_the_interpreter(selection):
     """In a process of its own: Triton decides when it is imported whether it interprets or compiles."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", selection, str(CASES)]

@@ -1,4 +1,4 @@
-"""Greedy float32 text with every bundled drafter equals plain decoding, token for token: alone and 32 at a time.
+"""Greedy float32 text with every bundled drafter equals plain decoding, token for token: alone and 16 at a time.
 
 A small version of benchmarks/losslessness.py, which runs 200 prompts of 128 tokens on the default model.
 """
@@ -22,7 +22,7 @@ OPENINGS = [
     "One day {} was very sad. The",
     "{} liked to play",
 ]
-NAMES = ["Lily", "Tom", "a big dog", "the old king", "Mia", "a small boat", "Max", "Sara"]
+NAMES = ["Lily", "a big dog", "the old king", "a small boat"]
 PROMPTS = [opening.format(name) for name in NAMES for opening in OPENINGS]
 DRAFTERS: dict[str, dict[str, Any]] = {
     "ngram": {"name": "ngram", "num_tokens": 4, "length": "fixed"},
@@ -69,7 +69,7 @@ def create(max_num_seqs: int, paths: dict[str, Path]) -> LLM:
     )
 
 
-@pytest.fixture(scope="module", params=[1, 32])
+@pytest.fixture(scope="module", params=[1, 16])
 def target(
     request: pytest.FixtureRequest, trained_paths: dict[str, Path]
 ) -> Iterator[tuple[LLM, list[str], list[list[int]]]]:

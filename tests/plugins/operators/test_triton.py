@@ -38,12 +38,12 @@ SMOKE = (
     ("name", "selection"),
     [
         ("triton_interpreted.py", SMOKE),
-        pytest.param("triton_interpreted.py", "test", marks=pytest.mark.nightly),
-        pytest.param("chains_interpreted.py", "test", marks=pytest.mark.nightly),
+        pytest.param("triton_interpreted.py", "test", marks=pytest.mark.kernels),
+        pytest.param("chains_interpreted.py", "test", marks=pytest.mark.kernels),
     ],
 )
 def test_in_the_interpreter(name: str, selection: str) -> None:
-    """By default each kernel once, all cases nightly."""
+    """By default each kernel once, all cases with `make test-kernels`."""
     file = Path(__file__).with_name(name)
     options = ["-q", "-p", "no:cacheprovider"]
     command = [sys.executable, "-m", "pytest", *options, "-k", selection, str(file)]
