@@ -100,7 +100,7 @@ def test_an_aborted_update_is_followed_by_another(
 ) -> None:
     """Of one sender: what it offered for the first is passed over. Workers that nobody hears of end `send`."""
     llm = make(weight_transport="ipc")
-    with WeightSender(timeout_s=0.01) as sender:
+    with WeightSender(timeout_s=1) as sender:
         llm.init_weight_transfer_engine(sender.init_info())
         llm.start_weight_update()
         offered = sender.send(new_weights.items(), BUCKET_BYTES)
