@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dovetail.contracts.errors import ConfigError
+import torch
+
+from dovetail.contracts.errors import ConfigError, RequestError
 from dovetail.contracts.weight_transport import WeightsReport
 from dovetail.engine.async_engine import AsyncLLMEngine
+from dovetail.rl.buckets import buckets_of, described
 
 
 class Refits:
@@ -16,6 +19,25 @@ class Refits:
     def __init__(self, engine: AsyncLLMEngine):
         self._engine = engine
         self._is_connected = False
+        self._prepared: list[Mapping[str, Any]] = []
+
+    def prepare(self, state_dict_info: Mapping[str, Any], bucket_bytes: int) -> None:
+        """Takes names, shapes and dtypes of what will be sent. Raises `RequestError`."""
+        try:
+            tensors = [
+                (name, torch.empty(tuple(shape), dtype=dtype, device="meta"))
+                for name, (shape, dtype) in state_dict_info.items()
+            ]
+        except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+            raise RequestError(f"state_dict_info must map names to (shape, torch.dtype): {error}") from error
+        self._prepared = [described(bucket) for bucket in buckets_of(tensors, bucket_bytes)]
+
+    @property
+    def prepared(self) -> list[Mapping[str, Any]]:
+        """A bucket each, as a sender with the same `bucket_bytes` makes them."""
+        if not self._prepared:
+            raise RequestError("nothing says what will be sent: call prepare_refit_info before, or give update_infos")
+        return self._prepared
 
     def check_transport(self, name: str, method: str) -> None:
         """Raises `ConfigError` where the config names another `weight_transport` than `method` works by."""

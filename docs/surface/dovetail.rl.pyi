@@ -19,6 +19,8 @@ class AsyncRolloutWorker:
         config: str | Path | Mapping[str, Any] | LayeredConfig | None = None,
         *,
         rollout: RolloutOptions,
+        expose_http_server: bool = False,
+        http_server: str = 'dovetail.plugins.server.live:configured_server',
         options: Iterable[str] = (),
         **keywords: Any,
     ): ...
@@ -31,6 +33,32 @@ class AsyncRolloutWorker:
         update_infos: Iterable[Mapping[str, Any]],
         weight_version: int | None = None,
     ) -> bool: ...
+    async def init_collective(
+        self,
+        rank_prefix: int,
+        ip: str,
+        port: int,
+        world_size: int,
+        train_world_size: int = 1,
+    ) -> None: ...
+    async def prepare_refit_info(
+        self,
+        state_dict_info: Mapping[str, Any],
+        *,
+        bucket_bytes: int = 256 << 20,
+    ) -> None: ...
+    async def update_weights_from_collective(
+        self,
+        update_infos: Iterable[Mapping[str, Any]] | None = None,
+        weight_version: int | None = None,
+    ) -> bool: ...
+    async def update_weights_via_ipc_zmq(
+        self,
+        update_infos: Iterable[Mapping[str, Any]],
+        init_info: Mapping[str, Any] | None = None,
+        weight_version: int | None = None,
+    ) -> bool: ...
+    async def report_dp_openai_server_base_url(self) -> str | None: ...
     async def report_device_id(self) -> list[str]: ...
     async def reset_prefix_cache_async(self) -> PrefixCacheReset: ...
     async def sleep_async(self, level: int = 1, tags: Collection[str] | None = None) -> int: ...

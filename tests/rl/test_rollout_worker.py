@@ -7,13 +7,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from dovetail import LLM, SamplingParams
-from dovetail.contracts.errors import ModelError, RequestError
+from dovetail.contracts.errors import ConfigError, ModelError, RequestError
 from dovetail.contracts.pausing import EngineConflict
 from dovetail.rl import AsyncRolloutWorker, RolloutOptions
+from dovetail.rl.collective_sender import CollectiveSender
+from dovetail.rl.weight_sender import WeightSender
+from dovetail.testing.chat_models import FAMILIES, save_chat_model
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 
 PROMPTS = [[5, 6, 7], list(range(20, 45)), [9]]
@@ -175,3 +180,82 @@ def test_a_worker_sleeps_and_wakes_up(worker: AsyncRolloutWorker) -> None:
 
 def test_workers_report_their_devices(worker: AsyncRolloutWorker) -> None:
     assert asyncio.run(worker.report_device_id()) == ["cpu"]
+
+
+@pytest.fixture
+def chat_folder(tmp_path: Path) -> Path:
+    save_chat_model(tmp_path, FAMILIES["hermes"])
+    return tmp_path
+
+
+def test_a_server_over_the_same_engine_keeps_prefix_ids(chat_folder: Path) -> None:
+    config = {
+        "model": {"path": str(chat_folder), "dtype": "float32", "max_model_len": 512},
+        "cache": {"num_blocks": 60},
+    }
+    worker = AsyncRolloutWorker(
+        rollout=RolloutOptions(max_new_tokens=4), weight_transport="in_process", expose_http_server=True, **config
+    )
+    weights = dict(load_file(chat_folder / "model.safetensors"))
+    try:
+        url = asyncio.run(worker.report_dp_openai_server_base_url())
+        body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "temperature": 0}
+        first = httpx.post(f"{url}/chat/completions", json=body | {"required_prefix_token_ids": []}).json()
+        prefix = first["prompt_token_ids"] + first["choices"][0]["token_ids"]
+        ids = torch.tensor([first["prompt_token_ids"]])
+        data = {"input_ids": ids, "input_lengths": torch.tensor([ids.shape[1]])}
+        ((_, sample),) = rollouts(worker, data, greedy=True)
+        assert sample["output_ids"][0].tolist() == prefix
+        assert asyncio.run(worker.update_weights([{"weights": weights}]))
+        body["messages"] += [{"role": "assistant", "content": "other text"}, {"role": "user", "content": "Go on"}]
+        second = httpx.post(f"{url}/chat/completions", json=body | {"required_prefix_token_ids": prefix}).json()
+        assert second["prefix_verdict"]["outcome"] == "rewritten"
+    finally:
+        asyncio.run(worker.shutdown())
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{url}/models")
+
+
+def test_weights_come_by_collective(checkpoints: Mapping[str, tuple[Path, Any]]) -> None:
+    weights = load_file(checkpoints["new"][0] / "model.safetensors")
+    rollout = RolloutOptions(max_new_tokens=NUM_TOKENS, pad_token_id=PAD)
+    worker = AsyncRolloutWorker(rollout=rollout, weight_transport="collective", **sections(checkpoints["old"][0]))
+    sender = CollectiveSender("127.0.0.1", world_size=2)
+
+    async def update() -> None:
+        port = sender.init_info()["master_port"]
+        await asyncio.gather(
+            asyncio.to_thread(sender.connect), worker.init_collective(0, "127.0.0.1", port, 2, train_world_size=1)
+        )
+        infos = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in weights.items()}
+        await worker.prepare_refit_info(infos, bucket_bytes=40_000)
+        sending = asyncio.to_thread(lambda: len(list(sender.send(weights.items(), bucket_bytes=40_000))))
+        num_sent, is_updated = await asyncio.gather(sending, worker.update_weights_from_collective())
+        assert (num_sent > 1, is_updated) == (True, True)
+
+    try:
+        asyncio.run(update())
+        after = greedy_ids(worker)
+        with pytest.raises(ConfigError, match="weight_transport: ipc"):
+            asyncio.run(worker.update_weights_via_ipc_zmq([]))
+    finally:
+        asyncio.run(worker.shutdown())
+    with LLM(**sections(checkpoints["new"][0])) as fresh:
+        outputs = fresh.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=NUM_TOKENS), use_tqdm=False)
+    assert after == [[*output.prompt_token_ids, *output.outputs[0].token_ids] for output in outputs]
+
+
+def test_weights_come_by_ipc(checkpoints: Mapping[str, tuple[Path, Any]]) -> None:
+    weights = load_file(checkpoints["old"][0] / "model.safetensors")
+    rollout = RolloutOptions(max_new_tokens=NUM_TOKENS, pad_token_id=PAD)
+    worker = AsyncRolloutWorker(rollout=rollout, weight_transport="ipc", **sections(checkpoints["new"][0]))
+    try:
+        with WeightSender() as sender:
+            updating = worker.update_weights_via_ipc_zmq(sender.send(weights.items()), sender.init_info())
+            assert asyncio.run(updating)
+        ((_, result),) = rollouts(worker, batch_of(PROMPTS[:1]), greedy=True)
+    finally:
+        asyncio.run(worker.shutdown())
+    with torch.no_grad():
+        logits = checkpoints["old"][1](result["output_ids"]).logits
+    assert logits[0, 2:-1].argmax(-1).tolist() == result["output_ids"][0, 3:].tolist()
