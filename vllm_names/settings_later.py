@@ -18,6 +18,24 @@ _EXPERTS = ("experts are split over ranks as every layer is", "use tensor_parall
 _MICRO_BATCHES = ("steps are not cut into overlapping micro-batches yet", "leave it out")
 _RECURRENT = ("models with a recurrent state are not served yet", "take a model that has attention alone")
 _LEAVE_OUT = "leave it out"
+_BUCKETS = ("the trainer says how large buckets are", "give bucket_bytes to the sender's `send` (docs/rl.md)")
+_WEIGHT_TRANSFER = (
+    works(
+        "backend",
+        "str",
+        "weight_transport.name",
+        "any installed transport",
+        values={"nccl": "collective"},
+        refuses={
+            "sparse_nccl": "updates bring whole tensors; use nccl, with partial=True for some of them",
+            "sharded_rdt": "each worker gets whole tensors; use nccl",
+        },
+    ),
+    refused("packed", "switch", "tensors always travel in buckets", _LEAVE_OUT, True, False),
+    refused("packed_buffer_size_bytes", "int", *_BUCKETS),
+    refused("packed_num_buffers", "int", *_BUCKETS),
+    refused("reload_mode", "str", "updates are whole or leave the old weights", _LEAVE_OUT, "layerwise"),
+)
 
 LATER_NAMES: tuple[ForeignName, ...] = (
     refused("runner", "str", *_POOLERS, "auto", "generate", "pooling"),
@@ -177,5 +195,14 @@ LATER_NAMES: tuple[ForeignName, ...] = (
         "beam search is a call of its own",
         "call LLM.beam_search(prompts, BeamSearchParams(beam_width=..., max_tokens=...))",
         False,
+    ),
+    ForeignName(
+        "weight_transfer_config",
+        "json",
+        "works",
+        note="sets `weight_transport`, where vLLM's `nccl` is `collective` over gloo; trainers send with the senders "
+        "of `dovetail.rl`, not with vLLM's",
+        parts={one.name: one for one in _WEIGHT_TRANSFER},
+        implied={one.name: ("backend", "nccl") for one in _WEIGHT_TRANSFER[1:]},
     ),
 )

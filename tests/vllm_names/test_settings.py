@@ -150,6 +150,8 @@ def test_names_that_work_have_a_key_in_the_tree():
         ({"operators": None, "speculative": None}, {"speculative": None}),
         ({"kv_cache_memory_bytes": 3 * 2**29}, {"cache.memory_gib": 1.5}),
         ({"logits_processors": []}, {}),
+        ({"weight_transfer_config": {"packed": True}}, {"weight_transport.name": "collective"}),
+        ({"weight_transfer_config": '{"backend": "ipc"}'}, {"weight_transport.name": "ipc"}),
         (
             {"speculative": "suffix"},
             {"speculative.drafters.draft.name": "suffix", "speculative.default": "draft"},
@@ -206,6 +208,7 @@ def test_a_name_sets_its_key(keywords, expected):
             {"speculative_config": {"method": "mtp"}},
             "speculative_config.method='mtp' is refused: no draft worker reads",
         ),
+        ({"weight_transfer_config": {"backend": "sparse_nccl"}}, "backend='sparse_nccl' is refused: .*partial=True"),
         ({"speculative_config": 5}, "speculative_config must be a mapping"),
         ({"reasoning_parser": "deepseek_r1", "tool_call_parser": "hermes"}, "dialect.name is given twice: .*keep one"),
         ({"dtype": "int8"}, r"model.dtype: .*\(vLLM name dtype\)"),
