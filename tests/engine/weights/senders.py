@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+from collections.abc import Callable
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -39,6 +42,12 @@ def serve_collective(pipe: Connection, checkpoint: Path, num_ranks: int, bucket_
     sender.close()
 
 
+def serve_in(serve: Callable[..., None], folder: str, *arguments: Any) -> None:
+    """Calls `serve`, with its temporary files in `folder`."""
+    tempfile.tempdir = folder
+    serve(*arguments)
+
+
 class Trainer:
     """That process, as the engine's sees it."""
 
@@ -46,7 +55,9 @@ class Trainer:
         context = get_context("forkserver")
         context.set_forkserver_preload([__name__])
         self.pipe, other = context.Pipe()
-        self.process: BaseProcess = context.Process(target=serve, args=(other, checkpoint, *arguments), daemon=True)
+        self._folder = tempfile.mkdtemp()  # of what it leaves when it is killed
+        started = (serve, self._folder, other, checkpoint, *arguments)
+        self.process: BaseProcess = context.Process(target=serve_in, args=started, daemon=True)
         self.process.start()
         other.close()
 
@@ -59,6 +70,8 @@ class Trainer:
         self.pipe.close()
         self.process.join(30)
         self.process.kill()
+        self.process.join()
+        shutil.rmtree(self._folder)
 
 
 def update_from(llm: LLM, trainer: Trainer) -> int:
