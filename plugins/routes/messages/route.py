@@ -21,7 +21,7 @@ from dovetail.plugins.server.turns.turn import PreparedTurn, form_origin, prepar
 class MessagesRoute(Route):
     """POST /v1/messages and /v1/messages/count_tokens."""
 
-    contract = (1, 6)
+    contract = (1, 7)
 
     def __init__(self, options: PluginOptions, host: RouteHost):
         super().__init__(options, host)

@@ -35,7 +35,7 @@ class ResponsesOptions(PluginOptions):
 class ResponsesRoute(Route):
     """POST /v1/responses; GET and DELETE of one that is kept."""
 
-    contract = (1, 6)
+    contract = (1, 7)
     Options = ResponsesOptions
     options: ResponsesOptions
 
