@@ -23,7 +23,7 @@ from dovetail.plugins.quantization.grouped.methods import FourBitMethod, GGUFMet
 from dovetail.testing.packed_blocks import random_blocks
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 from dovetail.worker.plain_device import PlainDevice
-from dovetail.worker.sleep import Sleeper
+from dovetail.worker.sleep import weights_sleeper
 
 pytestmark = pytest.mark.skipif(bool(native.reasons_against(SOURCE)), reason="no C compiler")
 CPU = torch.device("cpu")
@@ -101,9 +101,11 @@ def test_parts_in_full_precision_come_back_from_sleep() -> None:
     model, x = torch.nn.Module(), torch.randn(3, 64)
     model.kernel = kernel  # type: ignore[assignment]
     before = kernel.apply(x, None)
-    sleeper = Sleeper(model, [], PlainDevice("cpu"), level=1)
-    assert sleeper.sleep() == 8 * 64 * 4
-    sleeper.wake_up()
+    sleeper = weights_sleeper(PlainDevice("cpu"), model, [], 1, pages=[])
+    sleeper.set_aside()
+    assert sleeper.give_back() == 8 * 64 * 4
+    sleeper.take()
+    sleeper.close()
     assert torch.equal(kernel.apply(x, None), before)
 
 
