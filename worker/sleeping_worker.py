@@ -76,6 +76,7 @@ class SleepingWorker:
             self._asleep[name] = sleeper = self._prepared.pop(name)
             given_back += sleeper.give_back()
         loaded.speculation.asleep = frozenset(filter(None, map(drafter_label, self._asleep)))
+        self._device.release_unused()
         give_back_free_memory()
         return given_back
 
@@ -103,6 +104,7 @@ class SleepingWorker:
         except BaseException:
             for sleeper in waking.values():
                 sleeper.give_back()
+            self._device.release_unused()
             raise
         for name, sleeper in waking.items():
             del self._asleep[name]

@@ -8,7 +8,6 @@ import platform
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from dovetail.contracts.plugin import Plugin, PluginOptions
 from dovetail.registry.calls import calling
 from dovetail.registry.components import component_entry, create_class, validate_options
 from dovetail.registry.contents import Contents, installed_contents, local_contents, module_contents
+from dovetail.registry.distributions import installed_version
 from dovetail.registry.loading import is_file_reference
 
 
@@ -121,14 +121,6 @@ def _facts(component: Component, digests: dict[str, str]) -> list[str | None]:
         version,
         digests[owner],
     ]
-
-
-def installed_version(distribution: str) -> str | None:
-    """Version of a distribution in this process, None where it is absent."""
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _presence_problem(component: Component) -> str | None:

@@ -160,7 +160,8 @@ def _roots_in_place(distribution: metadata.Distribution, recorded: Mapping[str, 
         name = path.rpartition("/")[2]
         file = Path(str(distribution.locate_file(path)))
         if name.startswith("__editable__") and name.endswith("finder.py") and file.is_file():
-            roots += [(f"{module.replace('.', '/')}", Path(place)) for module, place in _mapping(file).items()]
+            mapping = _mapping(file_digest(file), str(file))
+            roots += [(f"{module.replace('.', '/')}", Path(place)) for module, place in mapping.items()]
         elif name.endswith(".pth") and file.is_file() and set(recorded) == {path}:
             lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
             for folder in (Path(line) for line in lines if line and not line.startswith(("#", "import"))):
@@ -168,9 +169,11 @@ def _roots_in_place(distribution: metadata.Distribution, recorded: Mapping[str, 
     return [one for prefix, root in roots for one in _as_root(prefix, root)]
 
 
-def _mapping(finder: Path) -> dict[str, str]:
-    """The table of setuptools' finder of an editable installation: package -> its folder."""
-    for node in ast.parse(finder.read_bytes()).body:
+@cache
+def _mapping(digest: str, finder: str) -> Mapping[str, str]:
+    """The table of setuptools' finder of an editable installation: package -> its folder. Parsed once for each
+    `digest` of the file."""
+    for node in ast.parse(Path(finder).read_bytes()).body:
         if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
             continue
         targets = [node.target] if isinstance(node, ast.AnnAssign) else node.targets
@@ -211,12 +214,21 @@ def _tree(root: Path) -> Iterator[tuple[str, str]]:
     if root.is_file():
         yield root.name, file_digest(root)
         return
-    for folder, folders, files in os.walk(root):
-        folders[:] = [name for name in folders if not name.startswith(".") and name != "__pycache__"]
-        for name in files:
-            if not name.startswith(".") and not name.endswith(".pyc"):
-                path = Path(folder, name)
-                yield path.relative_to(root).as_posix(), file_digest(path)
+    yield from _below(str(root), "")
+
+
+def _below(folder: str, prefix: str) -> Iterator[tuple[str, str]]:
+    """As `_tree`, paths after `prefix`. Each start of an engine comes here: a thousand files, so no `Path`."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            name = entry.name
+            if name.startswith(".") or name == "__pycache__" or name.endswith(".pyc"):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                yield from _below(entry.path, f"{prefix}{name}/")
+            elif not entry.is_dir():
+                status = entry.stat()
+                yield f"{prefix}{name}", _digest(entry.path, status.st_size, status.st_mtime_ns)
 
 
 def _imported(path: Path) -> set[str]:

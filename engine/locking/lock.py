@@ -14,9 +14,10 @@ from typing import Any, cast
 from dovetail.config.resolved import Component, ResolvedConfig
 from dovetail.contracts.kinds import HOOKS_VERSION
 from dovetail.contracts.weights import ModelFiles, WeightFormat
-from dovetail.registry.bootstrap import component_contents, installed_version
+from dovetail.registry.bootstrap import component_contents
 from dovetail.registry.components import create_class
 from dovetail.registry.contents import Contents, file_digest, installed_contents
+from dovetail.registry.distributions import installed_version
 from dovetail.registry.entries import OWN_DISTRIBUTION
 from dovetail.registry.loading import is_file_reference
 from dovetail.registry.registry import Registry

@@ -6,12 +6,12 @@ import os
 import re
 import warnings
 from collections.abc import Iterable
-from importlib import metadata
 from pathlib import Path
 
 import psutil
 
 from dovetail.contracts.plugin import DeviceInfo, Environment
+from dovetail.registry.distributions import installed_version, requirements
 from dovetail.registry.entries import normalize_name
 from dovetail.worker.activity import activity
 from dovetail.worker.machine.collector import collector_paused
@@ -39,7 +39,7 @@ def detect_environment(device_type: str | None = None) -> Environment:
         devices=devices,
         packages=_packages(),
         no_devices=no_devices,
-        torch_pins=pins(_requirements("torch")),
+        torch_pins=pins(requirements("torch")),
     )
 
 
@@ -137,22 +137,12 @@ def _cuda_devices() -> tuple[tuple[DeviceInfo, ...], str]:
 def _packages() -> dict[str, str]:
     """Installed distributions among those that Dovetail or its extras require."""
     installed = {}
-    for requirement in _requirements("dovetail"):
+    for requirement in requirements("dovetail"):
         match = re.match(r"[\w.-]+", requirement)
-        if match is None:
-            continue
-        try:
-            installed[normalize_name(match[0])] = metadata.version(match[0])
-        except metadata.PackageNotFoundError:
-            continue
+        version = None if match is None else installed_version(match[0])
+        if match is not None and version is not None:
+            installed[normalize_name(match[0])] = version
     return installed
-
-
-def _requirements(distribution: str) -> list[str]:
-    try:
-        return metadata.requires(distribution) or []
-    except metadata.PackageNotFoundError:
-        return []
 
 
 def _read(path: Path) -> str | None:
