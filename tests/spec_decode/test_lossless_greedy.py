@@ -74,7 +74,7 @@ def target(
     request: pytest.FixtureRequest, trained_paths: dict[str, Path]
 ) -> Iterator[tuple[LLM, list[str], list[list[int]]]]:
     """The engine, its prompts, and its plain answers."""
-    prompts = PROMPTS[:: 8 if request.param == 1 else 1]
+    prompts = PROMPTS[:: 4 if request.param == 1 else 1]
     with create(request.param, trained_paths) as llm:
         plain = llm.generate(prompts, PARAMS, use_tqdm=False)
         assert all(output.metrics.num_drafted == 0 for output in plain)
