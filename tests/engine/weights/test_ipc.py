@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -15,7 +12,7 @@ import torch
 from dovetail import LLM
 from dovetail.contracts.errors import ModelError, RequestError
 from dovetail.rl.weight_sender import WeightSender
-from tests.engine.weights.conftest import send, told
+from tests.engine.weights.conftest import told
 from tests.engine.weights.senders import Trainer, serve_ipc, update_from
 
 BUCKET_BYTES = 64 << 10
@@ -116,28 +113,25 @@ def test_an_aborted_update_is_followed_by_another(
     assert mapped_segments() == []
 
 
-@pytest.mark.nightly
-def test_weights_are_never_half_new(
-    make: Callable[..., LLM], trainer: Callable[[], Trainer], new_weights: Mapping[str, torch.Tensor]
-) -> None:
-    """50 trainers are killed at random moments of their updates."""
+def take_rest(llm: LLM, trainer: Trainer) -> None:
+    while (update_info := trainer.pipe.recv()) is not None:
+        llm.update_weights(update_info)
+
+
+def test_weights_are_never_half_new(make: Callable[..., LLM], trainer: Callable[[], Trainer]) -> None:
+    """A trainer is killed after each number of buckets that the engine took."""
     llm = make(weight_transport="ipc")
-    expected = {"": told(llm), send(make(), new_weights).checksum: told(make("new"))}
-    start = time.monotonic()
-    update_from(make(weight_transport="ipc"), trainer())
-    duration = time.monotonic() - start
-    moments = random.Random(19)
-    outcomes = set()
-    for _ in range(50):
+    before = told(llm)
+    for count in range(update_from(make(weight_transport="ipc"), trainer())):
         killed = trainer()
-        timer = threading.Timer(moments.uniform(0, duration), killed.kill)
-        timer.start()
-        try:
-            update_from(llm, killed)
-        except (ModelError, EOFError, OSError) as error:
-            outcomes.add(type(error))
-            llm.abort_weight_update()
-        timer.join()
-        assert told(llm) == expected[llm.weights().checksum]
+        llm.init_weight_transfer_engine(killed.pipe.recv())
+        llm.start_weight_update()
+        for _ in range(count):
+            llm.update_weights(killed.pipe.recv())
+        killed.kill()
+        killed.process.join()
+        with pytest.raises((ModelError, EOFError, OSError)):
+            take_rest(llm, killed)
+        llm.abort_weight_update()
+        assert told(llm) == before
         assert mapped_segments() == []
-    assert outcomes
