@@ -9,11 +9,12 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import psutil
+
+from dovetail.registry.distributions import installed_versions
 
 NOISE_LIMIT = 0.10
 _SHORTEST = 0.3
@@ -92,7 +93,7 @@ def describe_machine() -> dict[str, Any]:
         "system": platform.platform(),
         "machine": platform.machine(),
         "python": platform.python_version(),
-        "versions": _versions(),
+        "versions": installed_versions(_VERSIONS),
         "load_average": round(psutil.getloadavg()[0], 2),
     }
 
@@ -130,13 +131,3 @@ def _cpu_model() -> str:
 
 def _usable_cpus() -> int | None:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in _VERSIONS:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found

@@ -7,12 +7,12 @@ import platform
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from dovetail.config.resolved import Component, ResolvedConfig
 from dovetail.contracts.errors import ConfigError
+from dovetail.registry.distributions import installed_versions
 
 MARK = "dovetail_manifest"
 VERSION = 1
@@ -47,7 +47,7 @@ def manifest(resolved: ResolvedConfig, origins: Mapping[str, str] | None = None)
         "decisions": [{"key": d.key, "asked": d.asked, "got": d.got, "reason": d.reason} for d in resolved.decisions],
         "plugins": [_recorded(component) for component in resolved.components()],
         "plugin_hash": resolved.plugin_hash,
-        "versions": {"python": platform.python_version(), **_versions()},
+        "versions": {"python": platform.python_version(), **installed_versions(_RECORDED_DISTRIBUTIONS)},
         "platform": {"machine": platform.machine(), "system": sys.platform, "device": resolved.device_type},
     }
 
@@ -103,13 +103,3 @@ def _recorded(component: Component) -> dict[str, Any]:
         "distribution": component.distribution,
         "version": component.version,
     }
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in _RECORDED_DISTRIBUTIONS:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found

@@ -3,6 +3,7 @@ takes milliseconds, so each text is parsed once; which text is there is looked u
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from email.message import Message
 from email.parser import HeaderParser
 from functools import lru_cache
@@ -13,22 +14,36 @@ _MOST_TEXTS = 512
 
 def installed_version(distribution: str) -> str | None:
     """Version of a distribution in this process, None where it is absent."""
-    headers = _headers(distribution)
-    return None if headers is None else headers["Version"]
+    found = _installed(distribution)
+    return None if found is None else headers(found)["Version"]
+
+
+def installed_versions(distributions: Iterable[str]) -> dict[str, str]:
+    """Versions of those that are installed, by name."""
+    found = ((name, installed_version(name)) for name in distributions)
+    return {name: version for name, version in found if version is not None}
 
 
 def requirements(distribution: str) -> list[str]:
     """What a distribution requires, with its extras; nothing where it is absent."""
-    headers = _headers(distribution)
-    return [] if headers is None else [str(one) for one in headers.get_all("Requires-Dist", [])]
+    found = _installed(distribution)
+    if found is None:
+        return []
+    # An old `*.egg-info` has them in a file of its own.
+    return [str(one) for one in headers(found).get_all("Requires-Dist", [])] or found.requires or []
 
 
-def _headers(distribution: str) -> Message | None:
+def headers(distribution: metadata.Distribution) -> Message:
+    """As `Distribution.metadata`, to be read only."""
+    texts = (distribution.read_text(name) for name in ("METADATA", "PKG-INFO", ""))
+    return _parsed(next(filter(None, texts), ""))
+
+
+def _installed(distribution: str) -> metadata.Distribution | None:
     try:
-        found = metadata.distribution(distribution)
+        return metadata.distribution(distribution)
     except metadata.PackageNotFoundError:
         return None
-    return _parsed(found.read_text("METADATA") or found.read_text("PKG-INFO") or found.read_text("") or "")
 
 
 @lru_cache(_MOST_TEXTS)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib import metadata
 
 from dovetail.contracts.kinds import HOOKS_VERSION, KINDS
+from dovetail.registry.distributions import headers
 
 HOOKS_KIND = "hooks"
 """`Entry.kind` of entries in the hooks group, which is not a component kind."""
@@ -127,7 +128,7 @@ def scan_distributions() -> Scan:
         num_distributions += 1
         # Parsing METADATA for a name is slow, and few distributions bring plugins.
         if _has_plugins(distribution, problems):
-            name = distribution.metadata["Name"]
+            name = headers(distribution)["Name"]
             if name is None:
                 place = str(distribution.locate_file(""))
                 message = f"a distribution with plugins in {place} has no METADATA: reinstall it"
@@ -159,7 +160,7 @@ def _copies(name: str) -> list[metadata.Distribution]:
     copies: dict[tuple[str, str, str], metadata.Distribution] = {}
     for copy in metadata.distributions(name=name):
         # sys.path may name one directory twice, which is no second copy.
-        key = (str(copy.locate_file("")), copy.version, copy.read_text("entry_points.txt") or "")
+        key = (str(copy.locate_file("")), headers(copy)["Version"], copy.read_text("entry_points.txt") or "")
         copies.setdefault(key, copy)
     return list(copies.values())
 
@@ -183,7 +184,8 @@ def _stale_copies(copies: list[metadata.Distribution]) -> Iterator[Problem]:
 
 def _read_entries(distribution: metadata.Distribution, problems: list[Problem]) -> list[Entry]:
     entries: list[Entry] = []
-    name, version = distribution.metadata["Name"], distribution.version
+    about = headers(distribution)
+    name, version = about["Name"], about["Version"]
     for point in distribution.entry_points:
         group = _GROUP.fullmatch(point.group)
         if group is None:

@@ -14,7 +14,6 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import get_args
@@ -24,6 +23,7 @@ from dovetail.contracts.kinds import KINDS
 from dovetail.contracts.needs import unbacked
 from dovetail.contracts.plugin import Plugin, PluginOptions, Stability
 from dovetail.registry.contents import siblings
+from dovetail.registry.distributions import requirements
 from dovetail.registry.entries import Entry, Problem, normalize_name, version_refusal
 from dovetail.registry.slow_imports import warn_if_slow
 
@@ -181,7 +181,7 @@ def _extra_hint(entry: Entry, module: str) -> str:
     if entry.distribution is None:
         return ""
     wanted = normalize_name(module.partition(".")[0])
-    for requirement in metadata.requires(entry.distribution) or ():
+    for requirement in requirements(entry.distribution):
         match = re.match(r"[\w.-]+", requirement)
         if match is None or normalize_name(match[0]) != wanted:
             continue

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from dovetail.contracts.plugin import DeviceInfo, Environment
-from dovetail.registry.distributions import installed_version, requirements
+from dovetail.registry.distributions import installed_versions, requirements
 from dovetail.registry.entries import normalize_name
 from dovetail.worker.activity import activity
 from dovetail.worker.machine.collector import collector_paused
@@ -136,13 +136,9 @@ def _cuda_devices() -> tuple[tuple[DeviceInfo, ...], str]:
 
 def _packages() -> dict[str, str]:
     """Installed distributions among those that Dovetail or its extras require."""
-    installed = {}
-    for requirement in requirements("dovetail"):
-        match = re.match(r"[\w.-]+", requirement)
-        version = None if match is None else installed_version(match[0])
-        if match is not None and version is not None:
-            installed[normalize_name(match[0])] = version
-    return installed
+    names = (re.match(r"[\w.-]+", requirement) for requirement in requirements("dovetail"))
+    versions = installed_versions(name[0] for name in names if name is not None)
+    return {normalize_name(name): version for name, version in versions.items()}
 
 
 def _read(path: Path) -> str | None:

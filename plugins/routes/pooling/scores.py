@@ -7,7 +7,7 @@ import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from dovetail.contracts.engine_client import EngineClient, EngineFacts
 from dovetail.contracts.pooling_params import CLASSIFY, EMBED, PooledStates, PoolingParams
@@ -17,6 +17,7 @@ from dovetail.plugins.routes.pooling.bodies import RerankRequest, ScoreRequest, 
 from dovetail.plugins.server.streams import PooledSubmission
 
 Text = str | list[int]
+One = TypeVar("One")
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ async def scores_of(engine: EngineClient, first: Side, second: Side, how: Pooled
 
 
 async def _pair_scores(engine: EngineClient, first: Side, second: Side, how: PooledSubmission, at_once: int) -> Scores:
-    firsts = list(first.texts) * (len(second.texts) if len(first.texts) == 1 else 1)
+    firsts = _for_each(first.texts, second.texts)
     pairs = [
         Input(mine, field_of(second.field, i, len(second.texts)), other)
         for i, (mine, other) in enumerate(zip(firsts, second.texts, strict=True))
@@ -83,8 +84,13 @@ async def _pair_scores(engine: EngineClient, first: Side, second: Side, how: Poo
 
 
 def _cosines(first: Sequence[Answer[PooledStates]], second: Sequence[Answer[PooledStates]]) -> list[float]:
-    firsts = list(first) * (len(second) if len(first) == 1 else 1)
-    return [_cosine(mine.value.floats(), other.value.floats()) for mine, other in zip(firsts, second, strict=True)]
+    pairs = zip(_for_each(first, second), second, strict=True)
+    return [_cosine(mine.value.floats(), other.value.floats()) for mine, other in pairs]
+
+
+def _for_each(first: Sequence[One], second: Sequence[Any]) -> list[One]:
+    """One of the first side for each of the second, which a single one goes with."""
+    return list(first) * (len(second) if len(first) == 1 else 1)
 
 
 def _cosine(a: list[float], b: list[float]) -> float:
