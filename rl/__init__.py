@@ -2,6 +2,7 @@
 
 `prefix_tokens`: the next prompt of a conversation, with the token ids that the model itself produced.
 `difference`: how far an engine's log probabilities are from a trainer's.
+`training_forward`: a trainer's log probabilities with the engine's kernels, so that they do not differ.
 `rollout_worker`: `AsyncRolloutWorker`, an engine with the method names of NeMo RL's worker.
 `weight_sender`: new weights for an engine in another process of the machine.
 `collective_sender`: the same for engines on any machines.

@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from grpo import Clock, Step, Trainer, groups_of, main, openings_of, sampling, step_of
+from grpo import Clock, Step, Trainer, engine_keywords, groups_of, main, openings_of, sampling, step_of
 
 from dovetail import LLM
+from dovetail.rl.training_forward import TrainingForward
 
 
-def train(path: Path, seed: int, num_steps: int, learning_rate: float) -> Iterator[Step]:
+def train(path: Path, seed: int, num_steps: int, learning_rate: float, *, strict: bool) -> Iterator[Step]:
     """One run."""
-    trainer = Trainer(path, learning_rate)
-    model = {"path": str(path), "dtype": "float32"}
-    with LLM(model=model, cache={"memory_gib": 0.25}, weight_transport="in_process") as llm:
+    with LLM(weight_transport="in_process", **engine_keywords(path, strict)) as llm:
+        trainer = Trainer(path, learning_rate, TrainingForward(llm.engine.config) if strict else None)
         llm.init_weight_transfer_engine()
         for step in range(num_steps):
             clock = Clock()

@@ -11,14 +11,16 @@ import argparse
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from transformers import AutoModelForCausalLM
 
 from dovetail import RequestOutput, SamplingParams
+from dovetail.rl.training_forward import TrainingForward
 
 OPENINGS = (
     "Once upon a time, there was a little",
@@ -108,10 +110,19 @@ def advantages_of(rewards: Sequence[float]) -> list[float]:
     return ((values - values.mean()) / (values.std(correction=0) + 1e-4)).tolist()
 
 
+def engine_keywords(path: Path, strict: bool) -> dict[str, Any]:
+    """Of the engine's config, but for the transport of weights."""
+    reproducibility = "strict" if strict else "default"
+    model = {"path": str(path), "dtype": "float32"}
+    return {"model": model, "cache": {"memory_gib": 0.25}, "reproducibility": reproducibility}
+
+
 class Trainer:
     """A model of transformers in float32, and its optimizer."""
 
-    def __init__(self, path: Path, learning_rate: float):
+    def __init__(self, path: Path, learning_rate: float, forward: TrainingForward | None):
+        """`forward`: computes log probabilities with the engine's kernels. None: the model does, with torch's."""
+        self._forward = forward
         self._model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=learning_rate, weight_decay=0)
 
@@ -137,6 +148,10 @@ class Trainer:
 
     def _log_probs(self, rollouts: Sequence[Rollout]) -> torch.Tensor:
         """[rollouts, longest answer], float32: of each token of an answer; what is behind an answer means nothing."""
+        if self._forward is not None:
+            self._forward.load(self._model.named_parameters())
+            found = self._forward.log_probs([(one.prompt, one.tokens) for one in rollouts])
+            return torch.nn.utils.rnn.pad_sequence(found, batch_first=True)
         ids, is_id = _padded([[*rollout.prompt, *rollout.tokens] for rollout in rollouts])
         logits = self._model(ids.long(), attention_mask=is_id.long(), use_cache=False).logits
         found = torch.log_softmax(logits[:, :-1], -1).gather(2, ids[:, 1:, None].long())[..., 0]
@@ -171,20 +186,30 @@ def step_of(groups: Sequence[Sequence[Rollout]], differences: tuple[float, float
     return Step(sum(rewards) / len(rewards), *differences, groups[0][0].weight_version, *seconds)
 
 
-def main(train: Callable[[Path, int, int, float], Iterator[Step]], description: str) -> None:
+class Train(Protocol):
+    """One run of an example."""
+
+    def __call__(
+        self, path: Path, seed: int, num_steps: int, learning_rate: float, *, strict: bool
+    ) -> Iterator[Step]: ...
+
+
+def main(train: Train, description: str) -> None:
     """Trains once for each seed, prints each step, and writes one JSON file of all steps."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, help="a folder in Hugging Face's format: stories15M, or a model like it")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--seeds", type=int, default=1, help="how many runs, each with another seed")
     parser.add_argument("--learning-rate", type=float, default=3e-5)
+    parser.add_argument("--strict", action="store_true", help="engine and trainer compute with the same kernels")
     parser.add_argument("--output", type=Path, help="a JSON file, for plot.py")
     given = parser.parse_args()
     runs = []
     for seed in range(given.seeds):
         steps = []
         torch.manual_seed(seed)
-        for number, step in enumerate(train(given.model, seed, given.steps, given.learning_rate)):
+        run = train(given.model, seed, given.steps, given.learning_rate, strict=given.strict)
+        for number, step in enumerate(run):
             steps.append(asdict(step))
             print(
                 f"seed {seed}, step {number}: reward {step.reward:.2f}, weights {step.weight_version}, |difference|"

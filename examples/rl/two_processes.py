@@ -14,18 +14,18 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from grpo import Clock, Rollout, Step, Trainer, groups_of, main, openings_of, sampling, step_of
+from grpo import Clock, Rollout, Step, Trainer, engine_keywords, groups_of, main, openings_of, sampling, step_of
 
 from dovetail import LLM
+from dovetail.rl.training_forward import TrainingForward
 from dovetail.rl.weight_sender import WeightSender
 
 BUCKET_BYTES = 16 << 20
 
 
-def serve(trainer: Connection, path: Path) -> None:
+def serve(trainer: Connection, path: Path, strict: bool) -> None:
     """The process of the engine, until the trainer closes the pipe."""
-    model = {"path": str(path), "dtype": "float32"}
-    with LLM(model=model, cache={"memory_gib": 0.25}, weight_transport="ipc") as llm:
+    with LLM(weight_transport="ipc", **engine_keywords(path, strict)) as llm:
 
         def roll_out(seed: int, step: int) -> list[list[Rollout]]:
             return groups_of(llm.generate(openings_of(step), sampling(seed, step), use_tqdm=False))
@@ -58,11 +58,11 @@ class Engine:
 
 
 @contextmanager
-def started(path: Path) -> Iterator[Engine]:
+def started(path: Path, strict: bool) -> Iterator[Engine]:
     """An engine in a process of its own."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=serve, args=(theirs, path))
+    process = context.Process(target=serve, args=(theirs, path, strict))
     process.start()
     theirs.close()
     try:
@@ -72,10 +72,11 @@ def started(path: Path) -> Iterator[Engine]:
         process.join()
 
 
-def train(path: Path, seed: int, num_steps: int, learning_rate: float) -> Iterator[Step]:
+def train(path: Path, seed: int, num_steps: int, learning_rate: float, *, strict: bool) -> Iterator[Step]:
     """One run."""
-    trainer = Trainer(path, learning_rate)
-    with started(path) as engine, WeightSender() as sender:
+    forward = TrainingForward.from_config(**engine_keywords(path, strict)) if strict else None
+    trainer = Trainer(path, learning_rate, forward)
+    with started(path, strict) as engine, WeightSender() as sender:
         engine.call("init_weight_transfer_engine", sender.init_info())
         for step in range(num_steps):
             clock = Clock()

@@ -36,10 +36,19 @@ def example(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("example", ["colocated", "two_processes"], indirect=True)
 def test_the_engine_draws_from_what_the_trainer_has(example: Any, model: Path) -> None:
-    steps = list(example.train(model, seed=0, num_steps=3, learning_rate=1e-3))
+    steps = list(example.train(model, seed=0, num_steps=3, learning_rate=1e-3, strict=False))
     assert [step.weight_version for step in steps] == [0, 1, 2]
     assert max(step.max_difference for step in steps) < 1e-4
     assert all(0 <= step.reward <= 1 for step in steps)
+
+
+@pytest.mark.parametrize("example", ["colocated"], indirect=True)
+def test_with_the_same_kernels_there_is_no_difference(
+    example: Any, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["grpo"], "GROUP_SIZE", 2)
+    steps = list(example.train(model, seed=0, num_steps=2, learning_rate=1e-3, strict=True))
+    assert [step.max_difference for step in steps] == [0, 0]
 
 
 @pytest.mark.parametrize("example", ["grpo"], indirect=True)
