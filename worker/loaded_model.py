@@ -163,7 +163,9 @@ class LoadedModel:
     def update_target(self) -> UpdateTarget:
         """What an update of the model's weights writes to."""
         config = self.setup.config
-        return ModuleTarget(self.setup.plugins, config.model_family, config.model.hf_config, self.model, self.context)
+        return ModuleTarget(
+            self.setup.plugins, config.model_family, config.model.hf_config, self.model, self.context, self.head
+        )
 
     def weights_replaced(self) -> None:
         """Other weights were written than those of the checkpoint."""

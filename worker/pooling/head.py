@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
 from dovetail.contracts.errors import ModelError
-from dovetail.contracts.weights import PackedTensor
+from dovetail.contracts.weights import PackedTensor, TensorInfo
 
 _WEIGHT = "score.weight"
 Tensors = Iterable[tuple[str, torch.Tensor | PackedTensor]]
@@ -18,19 +18,28 @@ class ScoreHead:
 
     def __init__(self, num_labels: int, hidden_size: int, device: torch.device):
         self._weight = torch.empty(num_labels, hidden_size, dtype=torch.float32, device=device)
-        self._is_read = False
 
-    def sift(self, tensors: Tensors) -> Iterator[tuple[str, torch.Tensor | PackedTensor]]:
+    def sift(self, tensors: Tensors, *, partial: bool = False) -> Iterator[tuple[str, torch.Tensor | PackedTensor]]:
         """Takes the head's weight out of a checkpoint's tensors. Raises `ModelError` where its shape is another, and at
-        the end where there was none."""
-        self._is_read = False
+        the end where there was none, unless they are `partial`."""
+        is_read = partial
         for name, tensor in tensors:
             if name == _WEIGHT:
                 self._read(tensor)
+                is_read = True
             else:
                 yield name, tensor
-        if not self._is_read:
+        if not is_read:
             raise ModelError(f"the checkpoint lacks {_WEIGHT}, the score head that its architecture has")
+
+    def others(self, infos: Sequence[TensorInfo], *, partial: bool) -> list[TensorInfo]:
+        """Those that are not the head's. Raises what `sift` would, and writes nothing."""
+        given = [info for info in infos if info.name == _WEIGHT]
+        for info in given:
+            self._check(info.shape)
+        if not given and not partial:
+            raise ModelError(f"{_WEIGHT} {list(self._weight.shape)} is missing, the score head of this model")
+        return [info for info in infos if info.name != _WEIGHT]
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
         """[n, hidden_size] -> float32 [n, num_labels]"""
@@ -38,9 +47,9 @@ class ScoreHead:
 
     def _read(self, given: torch.Tensor | PackedTensor) -> None:
         tensor = given.dequantized() if isinstance(given, PackedTensor) else given
-        if tensor.shape != self._weight.shape:
-            raise ModelError(
-                f"{_WEIGHT} has shape {list(tensor.shape)}, and the config implies {list(self._weight.shape)}"
-            )
+        self._check(tensor.shape)
         self._weight.copy_(tensor)
-        self._is_read = True
+
+    def _check(self, shape: Sequence[int]) -> None:
+        if tuple(shape) != tuple(self._weight.shape):
+            raise ModelError(f"{_WEIGHT} has shape {list(shape)}, and the config implies {list(self._weight.shape)}")

@@ -17,6 +17,7 @@ from dovetail.contracts.weights import PackedTensor, TensorInfo
 from dovetail.nn.context import BuildContext
 from dovetail.nn.loading import WeightRules
 from dovetail.registry.bootstrap import LoadedPlugins
+from dovetail.worker.pooling.head import ScoreHead
 from dovetail.worker.weight_update.rehearsal import rehearsal_context
 
 NamedWeights = Iterable[tuple[str, torch.Tensor | PackedTensor]]
@@ -49,8 +50,11 @@ class ModuleTarget(UpdateTarget):
         hf_config: Mapping[str, Any],
         model: CausalLM,
         context: BuildContext,
+        head: ScoreHead | None = None,
     ):
-        """`context`: the one in which `model` was built."""
+        """`context`: the one in which `model` was built. `head`: the model's score head, whose weight comes with the
+        others."""
+        self._head = head
         self._plugins = plugins
         self._family = family
         self._hf_config = hf_config
@@ -63,6 +67,8 @@ class ModuleTarget(UpdateTarget):
         """Loads tensors without memory into a module without memory, by the family's own rules."""
         if problems := [f"{info.name} is {info.dtype}" for info in infos if _is_no_number(info)]:
             raise ModelError(f"weights are floating-point numbers: {', '.join(problems[:12])}")
+        if self._head is not None:
+            infos = self._head.others(infos, partial=partial)
         with torch.inference_mode():
             module: CausalLM = self._plugins.create(self._family).create(
                 self._hf_config, rehearsal_context(self._context)
@@ -72,7 +78,8 @@ class ModuleTarget(UpdateTarget):
 
     def load(self, weights: NamedWeights, *, partial: bool) -> None:
         with torch.inference_mode():
-            self._model.load_weights(weights, partial=partial)
+            tensors = weights if self._head is None else self._head.sift(weights, partial=partial)
+            self._model.load_weights(tensors, partial=partial)
 
 
 class DrafterTarget(UpdateTarget):

@@ -112,3 +112,29 @@ def test_a_named_pooler_of_labels_needs_a_head(tmp_path: Path, make_llm: Callabl
     save_tiny_model(tmp_path, tiny_config("llama"))
     with pytest.raises(ConfigError, match="the checkpoint has no score head"):
         make_llm(model={"path": str(tmp_path)}, pooling={"classify": "classify"})
+
+
+def test_an_update_brings_the_head_too(tmp_path: Path, make_llm: Callable[..., LLM]) -> None:
+    save_scoring_model(tmp_path, 3)
+    llm = make_llm(model={"path": str(tmp_path)}, weight_transport="in_process")
+    old = [o.outputs.probs for o in llm.classify(PROMPTS, use_tqdm=False)]
+    model = save_scoring_model(tmp_path / "new", 3)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(1.1)
+    weights = model.state_dict()
+    llm.init_weight_transfer_engine()
+    for change in ({"score.weight": torch.ones(2, 64)}, {"score.weight": None}):
+        wrong = {name: tensor for name, tensor in (weights | change).items() if tensor is not None}
+        llm.start_weight_update()
+        llm.update_weights({"weights": wrong})
+        with pytest.raises(ModelError, match=r"score\.weight"):
+            llm.finish_weight_update()
+        assert [o.outputs.probs for o in llm.classify(PROMPTS, use_tqdm=False)] == old
+    for part, partial in ((weights, False), ({"score.weight": weights["score.weight"]}, True)):
+        llm.start_weight_update(partial=partial)
+        llm.update_weights({"weights": part})
+        llm.finish_weight_update()
+        for prompt, output in zip(PROMPTS, llm.classify(PROMPTS, use_tqdm=False), strict=True):
+            expected = every_score(model, prompt)[-1].softmax(-1)
+            torch.testing.assert_close(torch.tensor(output.outputs.probs), expected, rtol=0, atol=1e-5)

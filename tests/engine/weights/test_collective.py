@@ -18,17 +18,26 @@ BUCKET_BYTES = 64 << 10
 
 
 @pytest.fixture
-def trainer(checkpoints: Mapping[str, Path]) -> Iterator[Callable[[], Trainer]]:
-    """Starts one that sends the new weights to one rank."""
+def trainer(checkpoints: Mapping[str, Path]) -> Iterator[Callable[..., Trainer]]:
+    """Starts one that sends the new weights to so many ranks."""
     started: list[Trainer] = []
 
-    def start() -> Trainer:
-        started.append(Trainer(serve_collective, checkpoints["new"], 1, BUCKET_BYTES))
+    def start(num_ranks: int = 1) -> Trainer:
+        started.append(Trainer(serve_collective, checkpoints["new"], num_ranks, BUCKET_BYTES))
         return started[-1]
 
     yield start
     for one in started:
         one.close()
+
+
+def test_every_rank_gets_what_a_trainer_broadcasts(make: Callable[..., LLM], trainer: Callable[..., Trainer]) -> None:
+    """In a group of their own: that of tensor parallelism goes on."""
+    llm = make(weight_transport="collective", executor={"name": "multiproc", "tensor_parallel": 2, "threads": 1})
+    for _ in range(2):
+        assert update_from(llm, trainer(2)) > 2
+        for (tokens, log_probs), (others, expected) in zip(told(llm), told(make("new")), strict=True):
+            assert (tokens, log_probs) == (others, pytest.approx(expected, abs=1e-5))
 
 
 def test_old_weights_serve_on_when_the_trainer_is_killed(

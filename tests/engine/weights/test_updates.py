@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from dovetail import LLM, AsyncLLMEngine, SamplingParams
+from dovetail import LLM, AsyncLLMEngine, LoRARequest, SamplingParams
+from dovetail.testing.tiny_adapters import save_adapter
 from tests.engine.weights.conftest import GREEDY, PROMPTS, logprobs_of, send, told
 
 
@@ -175,3 +176,40 @@ def test_requests_that_a_pause_keeps_go_on_with_the_new_weights(
     assert list(outputs["late"].outputs[0].token_ids) == told(fresh, PROMPTS[:1])[0][0] != list(kept.token_ids)
     assert outputs["kept"].weight_version == 0
     assert llm.generate(PROMPTS[:1], GREEDY, use_tqdm=False)[0].num_cached_tokens > 0, "their KV is named like others'"
+
+
+@pytest.mark.parametrize("has", ["completions", "drafts", "an adapter"])
+def test_requests_that_are_kept_go_on_with_what_they_have(
+    make: Callable[..., LLM],
+    new_weights: Mapping[str, torch.Tensor],
+    tmp_path: Path,
+    checkpoints: Mapping[str, Path],
+    has: str,
+) -> None:
+    """Each later token has the log probability that the new weights give it behind the tokens before it."""
+    sections: dict[str, Any] = {"lora": {"enabled": True}} if has == "an adapter" else {}
+    drafters = {"mine": {"name": "ngram", "num_tokens": 3, "length": "fixed"}}
+    llm = make(**sections, **({"speculative": {"drafters": drafters}} if has == "drafts" else {}))
+    adapter = LoRARequest("a", 0, str(save_adapter(tmp_path, checkpoints["old"], 1))) if sections else None
+    params = SamplingParams(n=2 if has == "completions" else 1, seed=1, max_tokens=16, ignore_eos=True, logprobs=0)
+    engine = llm.engine
+    engine.add_request("kept", PROMPTS[0] * 3, params, lora_request=adapter)
+    while engine.token_progress(["kept"]).num_output_tokens < 4:
+        engine.step()
+    engine.pause("keep")
+    num_kept = engine.token_progress(["kept"]).num_output_tokens
+    send(llm, new_weights)
+    engine.resume()
+    outputs = []
+    while engine.has_unfinished_requests():
+        outputs += engine.step()
+    scoring = SamplingParams(max_tokens=1, prompt_logprobs=0)
+    for completion in outputs[-1].outputs:
+        tokens = list(completion.token_ids)
+        (scored,) = make("new", **sections).generate(
+            [PROMPTS[0] * 3 + tokens], scoring, lora_request=adapter, use_tqdm=False
+        )
+        positions = (scored.prompt_logprobs or [])[-len(tokens) :]
+        expected = [at[token].logprob for token, at in zip(tokens, positions, strict=True) if at is not None]
+        assert logprobs_of(completion)[num_kept:] == pytest.approx(expected[num_kept:], abs=1e-5)
+        assert len(tokens) == 16 > num_kept
