@@ -41,6 +41,10 @@ class EngineCore:
             slots.watch(lambda: self._live.values())
         self._flights: deque[Step] = deque()
         """Steps that were handed over and not committed."""
+        self._open: Step | None = None
+        """The step that was planned and not handed over. Where there is one, none is in flight."""
+        self._open_has_lost = False
+        """Whether some sequence ended since it was planned."""
         self._max_in_flight = max_in_flight
         self._awaits_flights = False
         """Whether the scheduler had nothing for a step behind those in flight. It may have preempted requests that are
@@ -84,14 +88,25 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether some sequence has not ended, or a step is in flight."""
-        return bool(self._live or self._flights)
+        """Whether some sequence has not ended, or a step is planned or in flight."""
+        return bool(self._live or self._flights) or self._open is not None
 
     @property
     def is_runnable(self) -> bool:
-        """Whether a step would do something: some sequence is not held, or a step is in flight."""
+        """Whether a step would do something: some sequence is not held, or a step is planned or in flight."""
+        if self._flights or self._open is not None:
+            return True
         # A copy: those who wait for the engine ask while another thread is in it.
-        return bool(self._flights) or any(not sequence.is_held for sequence in list(self._live.values()))
+        return any(not sequence.is_held for sequence in list(self._live.values()))
+
+    @property
+    def next_step(self) -> Step | None:
+        """The step that `execute` would commit; None where none is planned or in flight."""
+        return self._flights[0] if self._flights else self._open
+
+    def is_in_flight(self, step: Step) -> bool:
+        """Whether the workers have it, and its tokens are not committed."""
+        return any(flight is step for flight in self._flights)
 
     def add(self, sequence: Sequence, bad_word_ids: tuple[tuple[int, ...], ...] = ()) -> None:
         """Takes in a sequence. Raises `PluginError` where the scheduler raises; nothing of it is kept then."""
@@ -129,6 +144,8 @@ class EngineCore:
         """
         if sequence.status is RequestStatus.FINISHED:
             return
+        if self._open is not None:
+            self._open_has_lost = True
         is_parked = self._siblings.drop_parked(sequence)
         errors: list[BaseException] = []
         refused: list[tuple[Sequence, PluginError]] = []
@@ -187,16 +204,30 @@ class EngineCore:
         self._siblings.release(sequences)
 
     def step(self) -> Step | None:
-        """Commits one step; None where there was nothing to do: no sequences, or all of them are held.
+        """Commits one step: `schedule` and `execute`. None where there was nothing to do."""
+        return self.execute() if self.schedule() is not None else None
 
-        Raises `WorkerError` when a worker died: the core is unusable then. Any other exception of the workers fails
-        the sequences that took part, and the core goes on. Raises `PluginError` for a scheduler that raises or
-        that breaks its contract.
+    def schedule(self) -> Step | None:
+        """The step that `execute` commits: the oldest in flight, or else one that is planned now and not handed over.
+        None where there is nothing to do: no sequences, or all of them are held. Asked again, it is the same step,
+        although sequences may have ended meanwhile.
+
+        Raises `WorkerError` when a worker died: the core is unusable then; `PluginError` for a scheduler that raises
+        or that breaks its contract.
         """
         if self.failure is not None:
             raise self.failure
-        if not self._flights and not self._launch():
-            return None
+        if self._flights:
+            return self._flights[0]
+        if self._open is None:
+            self._open = self._plan_next()
+        return self._open
+
+    def execute(self) -> Step:
+        """Commits the step that `schedule` returned, and hands over as many behind it as may be in flight. Raises as
+        `schedule` does. An exception of the workers but `WorkerError` fails the sequences that took part, and the core
+        goes on."""
+        self._hand_over_open()
         while self._may_launch():
             self._awaits_flights = not self._launch()
         step = self._land()
@@ -217,11 +248,13 @@ class EngineCore:
 
     def settle(self) -> None:
         """Commits the steps that are under way although every sequence of theirs ended."""
+        self._hand_over_open()
         while self._flights:
             self._land()
 
     def land_all(self) -> Iterator[Step]:
-        """Commits the steps in flight, and yields them. Raises as `step` does."""
+        """Commits the steps in flight, and one that was only planned, and yields them. Raises as `step` does."""
+        self._hand_over_open()
         while self._flights:
             yield self._land()
 
@@ -243,7 +276,15 @@ class EngineCore:
                 raise scheduler_raised(self._scheduler, error) from error
 
     def _launch(self) -> bool:
-        """Schedules a step and hands it over; False where there is nothing to do."""
+        """Plans a step and hands it over; False where there is nothing to do."""
+        step = self._plan_next()
+        if step is None:
+            return False
+        self._hand_over(step)
+        return True
+
+    def _plan_next(self) -> Step | None:
+        """The next step, of which the workers do not know yet; None where there is nothing to do."""
         started = time.monotonic()
         for flight in self._flights:
             flight.lift()
@@ -252,11 +293,18 @@ class EngineCore:
             if not schedule.requests:
                 if not self._flights and not (self._slots is not None and self._slots.has_refused):
                     check_progress(self._scheduler, self._live)
-                return False
-            step = self._plan(schedule, started)
+                return None
+            return self._plan(schedule, started)
         finally:
             for flight in self._flights:
                 flight.lower()
+
+    def _hand_over_open(self) -> None:
+        step, self._open = self._open, None
+        if step is not None:
+            self._hand_over(step)
+
+    def _hand_over(self, step: Step) -> None:
         try:
             step.future = self._executor.execute(step.plan)
         except Exception as error:
@@ -267,7 +315,6 @@ class EngineCore:
             self._fail_step(step, error)
             raise
         self._flights.append(step)
-        return True
 
     def _land(self) -> Step:
         """Waits for the oldest step and commits its tokens."""
@@ -289,8 +336,9 @@ class EngineCore:
             self._flights.clear()
             raise
         else:
-            if self._max_in_flight > 1:
+            if self._max_in_flight > 1 or self._open_has_lost:
                 drop_ended(step)
+                self._open_has_lost = False
             self._commit(step)
         self._landed = step.ended = time.monotonic()
         return step

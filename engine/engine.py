@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -32,6 +33,8 @@ from dovetail.engine.output_processor import OutputProcessor
 from dovetail.engine.output_stream import joined
 from dovetail.engine.resolving import resolve
 from dovetail.engine.sequence import Sequence
+from dovetail.engine.step_loop import ScheduledStep
+from dovetail.engine.step_update import StepUpdate
 from dovetail.engine.token_engine import SHUTDOWN_S, TokenEngine
 from dovetail.engine.tokenization.tokenizer import Tokenizer
 from dovetail.worker.machine.collector import collector_paused
@@ -147,18 +150,47 @@ class LLMEngine:
         `PluginError` of a broken scheduler, or whatever else a plugin raises, `KeyboardInterrupt`: after these it can
         go on.
         """
-        try:
+        with self._all_ended_by_errors():
             update = self.tokens.step()
-            if update is None:
-                return []
-            outputs, stops = self._outputs.process(update)
-            if stops:
-                outputs = joined(outputs, self._outputs.process(self.tokens.stop(stops))[0])
+            return self._outputs_of(update) if update is not None else []
+
+    @exclusive
+    def schedule(self) -> ScheduledStep | None:
+        """The first half of `step`, for drivers that do something before it is executed: which requests the next step
+        computes, and how many tokens of each. None where there is nothing to do: no requests, or all are held.
+
+        Until it is executed, by `execute_step` or by `step`, it stays the next: asked again, `schedule` returns it,
+        what was added or held meanwhile waits for the step after it, and a pause that computes nothing more executes
+        it first. Where requests of it were aborted, `schedule` returns a record without them, and the one before is
+        refused. Raises as `step` does.
+        """
+        with self._all_ended_by_errors():
+            return self.tokens.steps.schedule()
+
+    @exclusive
+    def execute_step(self, scheduled: ScheduledStep) -> list[RequestOutput]:
+        """The second half of `step`: executes what `schedule` returned last and returns the outputs that it brought.
+
+        Raises `EngineConflict`, and changes nothing, for any other step: one that was executed, that is another
+        engine's, or of which requests were aborted, or a pause began, since it was scheduled. Raises as `step` does.
+        """
+        self.tokens.steps.check(scheduled)
+        with self._all_ended_by_errors():
+            return self._outputs_of(self.tokens.steps.execute(scheduled))
+
+    def _outputs_of(self, update: StepUpdate) -> list[RequestOutput]:
+        outputs, stops = self._outputs.process(update)
+        return joined(outputs, self._outputs.process(self.tokens.stop(stops))[0]) if stops else outputs
+
+    @contextmanager
+    def _all_ended_by_errors(self) -> Iterator[None]:
+        """What is raised within ends all pending requests, without a last output."""
+        try:
+            yield
         except BaseException as error:
             self.tokens.end_all(error)
             self._outputs.clear()
             raise
-        return outputs
 
     @exclusive
     def abort_request(self, request_ids: str | Iterable[str]) -> list[RequestOutput]:

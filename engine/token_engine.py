@@ -53,6 +53,7 @@ from dovetail.engine.sequence import Sequence
 from dovetail.engine.setup import EngineParts, allocate_kv, check_block_counts, create_parts
 from dovetail.engine.sleeping import Sleeping
 from dovetail.engine.step import Ending
+from dovetail.engine.step_loop import StepLoop
 from dovetail.engine.step_update import GRAMMAR_REFUSED, StepUpdate, TextStop
 from dovetail.engine.telemetry import Telemetry
 from dovetail.engine.tokenization.tokenizer import Tokenizer
@@ -92,6 +93,10 @@ class TokenEngine:
         self._telemetry = Telemetry(config, parts.sinks, parts.hooks)
         self._requests = RequestTable(self._telemetry)
         self.pausing = Pausing(self, self.use, self._requests, self._telemetry, self._holds.notify)
+        self.steps = StepLoop(
+            self, self.use, self.pausing, self._requests, self._telemetry, self._take_news, self._note_rest
+        )
+        """Its steps, and the halves of one."""
         self._adapters = ServedAdapters(config, self._requests, self._holds.notify)
         self._core = self._create_core()
         self._experiments = Experiments(config.experiments, self.facts) if config.experiments else None
@@ -191,7 +196,6 @@ class TokenEngine:
         for name, options in processed.params.processors.items():
             self._parts.processors[name].validate(options)
 
-    @exclusive
     def step(self) -> StepUpdate | None:
         """Runs one step and returns what it brought, or one that a pause committed; None where all requests are held.
 
@@ -200,29 +204,7 @@ class TokenEngine:
         `PluginError` of a broken scheduler, or whatever else a plugin raises, `KeyboardInterrupt`: after these it can
         go on.
         """
-        if self.pausing.updates:
-            return self.pausing.updates.popleft()
-        update = StepUpdate()
-        try:
-            if self._holds.asked:
-                self._holds.apply(self._requests.sequences)
-            if self._pending_grammars.landed:
-                self._take_grammars(update)
-            if self._adapters.has_news:
-                for ended, error in self._adapters.take(self._adapt):
-                    self.end_requests([ended], Ending("error", error=error), update)
-            step = self._core.step()
-            if step is None:
-                self._note_rest()
-                return update if update.has_news else None
-            self._requests.add_step(step, update)
-        except BaseException as error:
-            self.end_all(error)
-            raise
-        if self._telemetry.listening:
-            self._telemetry.step_done(step)
-        self._note_rest()
-        return update
+        return self.steps.step()
 
     @exclusive
     def end_all(self, error: BaseException) -> None:
@@ -274,7 +256,7 @@ class TokenEngine:
     def is_runnable(self) -> bool:
         """Whether `step` has something to do: not while all requests are held. May be asked from any thread."""
         has_news = self._pending_grammars.landed or self._adapters.has_news or self.pausing.updates
-        return bool(self._holds.asked or has_news) or self._core.is_runnable
+        return bool(self._holds.asked or has_news or self.steps.has_open) or self._core.is_runnable
 
     @property
     def wakeup(self) -> threading.Condition:
@@ -284,7 +266,7 @@ class TokenEngine:
 
     def has_unfinished_requests(self) -> bool:
         """Whether some request is not finished, those that are held included, or a step is in flight."""
-        return self._core.has_work or bool(self.pausing.updates)
+        return self._core.has_work or bool(self.pausing.updates) or self.steps.has_open
 
     def get_num_unfinished_requests(self) -> int:
         """How many requests are not finished."""
@@ -504,10 +486,17 @@ class TokenEngine:
         was_compiled = compiler.has(grammar.spec)
         return self._pending_grammars.hold(sequences, compiler.compile(grammar.spec), was_compiled=was_compiled)
 
-    def _take_grammars(self, update: StepUpdate) -> None:
-        """Requests whose grammars are compiled go on; those that have none end."""
-        for request_id, error in self._pending_grammars.take():
-            self.end_requests([request_id], Ending("error", GRAMMAR_REFUSED, error), update)
+    def _take_news(self, update: StepUpdate) -> None:
+        """Applies what was asked or became ready since the last step. Requests whose grammar or adapter is refused
+        end."""
+        if self._holds.asked:
+            self._holds.apply(self._requests.sequences)
+        if self._pending_grammars.landed:
+            for request_id, error in self._pending_grammars.take():
+                self.end_requests([request_id], Ending("error", GRAMMAR_REFUSED, error), update)
+        if self._adapters.has_news:
+            for request_id, error in self._adapters.take(self._adapt):
+                self.end_requests([request_id], Ending("error", error=error), update)
 
     def _adapt(self, sequence: Sequence, adapter: Adapter, cache_salt: str | None) -> None:
         seed = prefix_seed(self._weights.pages, adapter.digest, cache_salt)
@@ -528,6 +517,8 @@ class TokenEngine:
 
     def end_requests(self, request_ids: list[str], ending: Ending, update: StepUpdate) -> None:
         """Ends those of `request_ids` that are known. Errors of the scheduler are raised when all have ended."""
+        if any(request_id in self._requests for request_id in request_ids):
+            self.steps.requests_ended()
         errors = []
         for request_id in request_ids:
             try:
