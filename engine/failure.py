@@ -1,10 +1,22 @@
-"""Errors of one thread that others must hear of."""
+"""Errors of one thread that others must hear of, and of requests that failed."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 
-from dovetail.contracts.errors import PluginError
+from dovetail.contracts.errors import GenerationError, PluginError
+from dovetail.contracts.outputs import RequestOutput
+
+
+def check_outputs(outputs: Sequence[RequestOutput]) -> None:
+    """Raises `GenerationError` where some of them are of requests that failed."""
+    failures = [output for output in outputs if output.error is not None]
+    if failures:
+        first = failures[0]
+        raise GenerationError(
+            f"{len(failures)} of {len(outputs)} requests failed; {first.request_id}: {first.error}", list(outputs)
+        )
 
 
 def raised_elsewhere(error: BaseException) -> Exception:

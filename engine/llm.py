@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from dovetail.config.layers import LayeredConfig
-from dovetail.contracts.errors import GenerationError, RequestError
+from dovetail.contracts.errors import RequestError
 from dovetail.contracts.lora import LoadedLoRA, LoRARequest
 from dovetail.contracts.outputs import BeamSearchOutput, RequestOutput
 from dovetail.contracts.pausing import PauseMode
@@ -20,6 +20,7 @@ from dovetail.contracts.sampling import BeamSearchParams, SamplingParams
 from dovetail.contracts.weight_transport import WeightsReport
 from dovetail.engine.beam import BeamSearch
 from dovetail.engine.engine import LLMEngine
+from dovetail.engine.failure import check_outputs
 from dovetail.engine.input_processor import as_prompts
 from dovetail.engine.joint_run import JointCall, JointRun
 from dovetail.engine.kv.pool import PrefixCacheReset
@@ -394,12 +395,7 @@ class LLM:
     def _run(self, call: JointCall, show_progress: bool) -> list[RequestOutput]:
         with GenerationProgress(len(call.request_ids), enabled=show_progress) as progress:
             outputs = self._joint.run(call, progress)
-        failures = [output for output in outputs if output.error is not None]
-        if failures:
-            first = failures[0]
-            raise GenerationError(
-                f"{len(failures)} of {len(outputs)} requests failed; {first.request_id}: {first.error}", outputs
-            )
+        check_outputs(outputs)
         return outputs
 
 

@@ -7,10 +7,19 @@ from typing import Any
 
 import torch
 
+from dovetail.config.resolved import ResolvedConfig
 from dovetail.contracts.errors import ConfigError, RequestError
 from dovetail.contracts.weight_transport import WeightsReport
 from dovetail.engine.async_engine import AsyncLLMEngine
 from dovetail.rl.buckets import buckets_of, described
+
+
+def check_transport(config: ResolvedConfig, name: str, method: str) -> None:
+    """Raises `ConfigError` where the config names another `weight_transport` than `method` works by."""
+    found = config.weight_transport
+    if found is None or found.name.rpartition(":")[2] != name:
+        has = "has none" if found is None else f"names {found.name!r}"
+        raise ConfigError(f"{method} needs weight_transport: {name}, and the config {has}: set it to {name!r}")
 
 
 class Refits:
@@ -40,11 +49,8 @@ class Refits:
         return self._prepared
 
     def check_transport(self, name: str, method: str) -> None:
-        """Raises `ConfigError` where the config names another `weight_transport` than `method` works by."""
-        found = self._engine.config.weight_transport
-        if found is None or found.name.rpartition(":")[2] != name:
-            has = "has none" if found is None else f"names {found.name!r}"
-            raise ConfigError(f"{method} needs weight_transport: {name}, and the config {has}: set it to {name!r}")
+        """As the function `check_transport`."""
+        check_transport(self._engine.config, name, method)
 
     async def connect(self, init_info: Mapping[str, Any] | None = None) -> None:
         """`init_weight_transfer_engine`, for the updates from now on."""
