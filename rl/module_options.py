@@ -57,13 +57,15 @@ class ModuleOptions:
     """Where data has their token ids."""
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1 or self.max_prompt_length < 1:
+        for name in ("seq_length", "max_new_tokens", "num_inference_per_prompt"):
+            value = vars(self)[name]
+            if type(value) is not int or value < 1:
+                raise ConfigError(f"{name} is {value!r}; give an integer of at least 1")
+        if self.max_prompt_length < 1:
             raise ConfigError(
-                f"max_new_tokens is {self.max_new_tokens} and seq_length {self.seq_length}: give at least 1 new token,"
-                " and a seq_length that is greater"
+                f"max_new_tokens is {self.max_new_tokens} and seq_length {self.seq_length}, which leaves nothing for"
+                " prompts: give a seq_length that is greater"
             )
-        if self.num_inference_per_prompt < 1:
-            raise ConfigError(f"num_inference_per_prompt is {self.num_inference_per_prompt}; give at least 1")
         for is_eval in (False, True):
             try:
                 self.sampling_params(1, is_eval=is_eval, with_text=True)

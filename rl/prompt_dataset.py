@@ -64,12 +64,14 @@ def prompts_of(data: Batch, options: ModuleOptions) -> list[tuple[str | None, li
     if ids is None:
         keys = ", ".join(map(str, data)) or "none"
         raise RequestError(f"data has no {ids_key!r} (its keys: {keys}): use build_dataset, or set input_ids_key")
-    if not isinstance(ids, Sequence | torch.Tensor) or not len(ids):
+    if isinstance(ids, torch.Tensor):
+        ids = ids.tolist()
+    if not isinstance(ids, list | tuple) or not ids:
         raise RequestError(f"data[{ids_key!r}] must be a list with the token ids of one prompt at least")
     texts = data.get(texts_key)
     if texts is None:
         texts = [None] * len(ids)
-    if not isinstance(texts, Sequence) or len(texts) != len(ids):
+    if not isinstance(texts, list | tuple) or len(texts) != len(ids) or not all(map(_is_text, texts)):
         raise RequestError(f"data[{texts_key!r}] must be a list of {len(ids)} texts, as many as data[{ids_key!r}] has")
     return [
         (text, _token_ids(row, f"data[{ids_key!r}][{index}]", options))
@@ -129,6 +131,10 @@ def _entry(prompt: Any, name: str, options: ModuleOptions, tokenize: Tokenize) -
         error.add_note(f"of {name}")
         raise
     return dict(prompt) | {options.prompt_key: text, options.input_ids_key: _token_ids(ids, name, options)}
+
+
+def _is_text(text: Any) -> bool:
+    return text is None or isinstance(text, str)
 
 
 def _token_ids(row: Any, name: str, options: ModuleOptions) -> list[int]:

@@ -197,6 +197,7 @@ def test_a_dataset_keeps_what_prompts_have_with_them(make: Make) -> None:
         ({"input_ids": [[20], [20] * 23]}, r"\[1\] has 23 tokens, and seq_length 32 leaves 22"),
         ({"input_ids": [[20], [9999]]}, "9999"),
         ({"input_ids": [[20]], "prompt": []}, "list of 1 texts"),
+        ({"input_ids": [[20]], "prompt": "a"}, "list of 1 texts"),
     ],
 )
 def test_a_batch_that_is_wrong_is_refused_whole(make: Make, data: Any, message: str) -> None:
@@ -216,7 +217,8 @@ def test_prompts_that_make_no_dataset_are_refused(make: Make, prompts: Any, mess
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"max_new_tokens": 32}, "seq_length 32"),
+        ({"max_new_tokens": 32}, "seq_length 32, which leaves nothing"),
+        ({"seq_length": "32"}, "seq_length is '32'"),
         ({"num_inference_per_prompt": 0}, "num_inference_per_prompt"),
         ({"eval_top_p": 1.5}, r"eval_\* sampling: top_p"),
         ({"seq_length": 41}, "takes 40 tokens"),
