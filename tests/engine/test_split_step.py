@@ -157,7 +157,8 @@ def test_a_pause_executes_what_was_scheduled(make_llm: Callable[..., LLM], hf_gr
 
 def test_a_step_all_of_whose_requests_were_aborted_is_executed(make_llm: Callable[..., LLM]) -> None:
     engine = make_llm().engine
-    engine.add_request("a", [5, 6, 7], SamplingParams(max_tokens=3))
+    # Its only token would end it, and bring log probabilities of its prompt.
+    engine.add_request("a", [5, 6, 7], SamplingParams(max_tokens=1, prompt_logprobs=1))
     engine.schedule()
     engine.abort_request("a")
     assert engine.has_unfinished_requests()
