@@ -1,6 +1,7 @@
 """Low-rank adapters: what they cost beside the base model, and whether tokens are those of the library PEFT.
 
     python benchmarks/lora.py speed [--model PATH] [--rank 16] [--rounds 9]     # base, one adapter, eight and the base
+        [--lora-dtype bfloat16]
     python benchmarks/lora.py many [--model PATH]                               # 65 adapters over 4 slots; each alone
     python benchmarks/lora.py peft --model PATH --adapter PATH                  # tokens beside peft (pip install peft)
 
@@ -45,6 +46,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="default: the model that comes with Dovetail")
     parser.add_argument("--adapter", type=Path)
     parser.add_argument("--dtype", help="default: what the checkpoint asks for")
+    parser.add_argument("--lora-dtype", default="auto", help="dtype of the slots")
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
@@ -56,7 +58,7 @@ def engine(options: argparse.Namespace, max_loras: int, **sections: Any) -> LLM:
     model: dict[str, Any] = {} if options.dtype is None else {"dtype": options.dtype}
     if options.model is not None:
         model["path"] = str(options.model)
-    lora = {"enabled": True, "max_loras": max_loras, "max_rank": options.rank}
+    lora = {"enabled": True, "max_loras": max_loras, "max_rank": options.rank, "dtype": options.lora_dtype}
     return LLM(model=model, lora=lora, cache={"prefix_caching": False}, **sections)
 
 
@@ -140,6 +142,7 @@ def speed(options: argparse.Namespace, folder: Path) -> None:
                 generated(llm, arms[arm])
                 seconds[arm].append(time.perf_counter() - started)
     print(f"{NUM_REQUESTS} requests at once, {MAX_TOKENS} tokens each, rank {options.rank}, all linear layers")
+    print(f"lora.dtype {options.lora_dtype}\n")
     print("| | tokens/s, median | of the base's, median of paired rounds | least and most |")
     print("| --- | --- | --- | --- |")
     for arm, times in seconds.items():

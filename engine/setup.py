@@ -158,6 +158,7 @@ def pages_identity(config: ResolvedConfig, layout: KVLayout, weights: WeightsRep
         weight_checksum=weights.checksum,
         plugins=plugin_hash([component for component in used if component is not None]),
         dtype=config.model.dtype,
+        adapter_dtype=config.lora.dtype if config.lora is not None and config.lora.dtype != config.model.dtype else "",
         kv_dtype=config.cache.dtype,
         layout=layout,
         tensor_parallel=config.tensor_parallel,

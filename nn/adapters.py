@@ -18,7 +18,7 @@ import torch
 
 from dovetail.contracts.errors import ModelError, PluginError
 from dovetail.contracts.model import AdapterRows, ModelContext
-from dovetail.contracts.operators import AddsLowRank
+from dovetail.contracts.operators import AddsLowRank, AddsNarrowLowRank
 from dovetail.nn.loading import WeightRules, translated
 from dovetail.nn.waiting import MayWait
 
@@ -61,6 +61,7 @@ class AdapterSpace(MayWait):
         """Number of slots."""
         self.max_rank = max_rank
         self.dtype = dtype
+        """Of the slots: that of the rows, or a narrower one. Sums are no narrower than float32 in any case."""
         self.device = device
         self.rules = WeightRules()
         """How the checkpoint's names differ from those of the module's layers; `StagedCausalLM` sets them."""
@@ -78,7 +79,10 @@ class AdapterSpace(MayWait):
         """Without an operator set that adds adapters, for the slots of the rows."""
         if all(layer.adds is not None for layer in self.layers):
             return None
-        return "the host waits for the adapter of each token, unless model.operators add adapters, as triton does"
+        return (
+            "the host waits for the adapter of each token, unless model.operators add adapters in"
+            f" {str(self.dtype).removeprefix('torch.')}, as native and triton do"
+        )
 
     def register(self, context: ModelContext, parts: Sequence[LinearPart]) -> LayerAdapters:
         """Makes room for the adapters of a layer of these parts. Raises `ModelError` for a part that comes twice."""
@@ -210,8 +214,9 @@ class LayerAdapters:
         self.part_starts = torch.tensor(starts, dtype=torch.int32, device=space.device)
         """int32 [parts + 1]: the first output of each part, and the number of outputs."""
         operators = context.operators
-        self.adds = operators if isinstance(operators, AddsLowRank) else None
-        """The operators that add adapters; None: torch does."""
+        extra = AddsLowRank if space.dtype == context.dtype else AddsNarrowLowRank
+        self.adds = operators if isinstance(operators, extra) else None
+        """The operators that add adapters of this dtype; None: torch does."""
         self.is_batch_invariant = context.batch_invariant
         """Whether a row's result bits must not depend on the other rows."""
         self._space = space

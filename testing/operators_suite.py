@@ -22,6 +22,7 @@ from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.operators import (
     AcceptsChains,
     AddsLowRank,
+    AddsNarrowLowRank,
     DrawsTokens,
     MultipliesGroups,
     Operators,
@@ -47,6 +48,8 @@ LOW_RANK = {
     "many rows": random_low_rank([i * i % 7 - 1 for i in range(70)], 128, [96, 200], [12, 16, 2, 7, 16, 9], 16),
 }
 """Rows of no slot, of one and of several."""
+NARROW = (torch.bfloat16, torch.float16)
+"""dtypes of adapters that `AddsNarrowLowRank` may take."""
 
 Extra = TypeVar("Extra", bound=Operators)
 
@@ -225,6 +228,13 @@ class OperatorsSuite(PluginSuite):
             pytest.skip(f"{self.plugin.__name__} is no AddsLowRank")
         return operators
 
+    @pytest.fixture
+    def narrow_operators(self, operators: Operators) -> AddsNarrowLowRank:
+        """The set, where it adds adapters that are narrower than the rows."""
+        if not isinstance(operators, AddsNarrowLowRank):
+            pytest.skip(f"{self.plugin.__name__} is no AddsNarrowLowRank")
+        return operators
+
     @pytest.mark.parametrize("vocab_size", [7, 1000, 3001])
     def test_draw(self, drawing_operators: DrawsTokens, vocab_size: int) -> None:
         """With and without each parameter, among ties and masked tokens: the uniform falls into the middle of a token's
@@ -341,6 +351,38 @@ class OperatorsSuite(PluginSuite):
         bare = case.slots == -1
         assert torch.equal(y[bare], case.y[bare]), "rows without an adapter were changed"
         assert all(map(torch.equal, case.arguments[1:], given)), "nothing but y is changed"
+
+    @pytest.mark.parametrize("narrow", NARROW, ids=lambda dtype: str(dtype).removeprefix("torch."))
+    @pytest.mark.parametrize("case", ["three parts", "one slot", "many rows"])
+    def test_add_low_rank_of_narrower_adapters(
+        self, narrow_operators: AddsNarrowLowRank, dtype: torch.dtype, narrow: torch.dtype, case: str
+    ) -> None:
+        """They give what the same numbers do in the rows' dtype; rows are not rounded to theirs, nor are results."""
+        if narrow.itemsize >= dtype.itemsize:
+            pytest.skip("is not narrower than the rows")
+        given = LOW_RANK[case].to(dtype, self.device)
+        given = replace(given, a=given.a.to(narrow), b=given.b.to(narrow))
+        y = self._add(narrow_operators, given)
+        expected, scale = given.expected()
+        self.assert_close(y, expected, roundings=1, scale=scale)
+        alone = self._add(narrow_operators, given.only(slice(1, 2)))
+        assert torch.equal(alone, y[1:2]), "rows depend on the batch"
+
+    @pytest.mark.parametrize("narrow", NARROW, ids=lambda dtype: str(dtype).removeprefix("torch."))
+    def test_numbers_of_narrower_adapters_are_exact(
+        self, narrow_operators: AddsNarrowLowRank, dtype: torch.dtype, narrow: torch.dtype
+    ) -> None:
+        """Each of them, subnormal ones of float16 too."""
+        if narrow.itemsize >= dtype.itemsize:
+            pytest.skip("is not narrower than the rows")
+        numbers = torch.arange(-(2**15), 2**15).short().view(narrow)
+        numbers = numbers[numbers.isfinite() & (numbers.double().abs() >= torch.finfo(torch.float32).tiny)]
+        b = numbers.to(self.device).view(1, 1, -1)
+        y = torch.zeros(2, b.numel(), device=self.device, dtype=dtype)
+        starts, ranks, slots = ([0, b.numel()], [1], [0, 0])
+        places = (torch.tensor(place, dtype=torch.int32, device=self.device) for place in (starts, ranks, slots))
+        narrow_operators.add_low_rank(y, torch.ones_like(y[:, :1]), torch.ones_like(b[:, :, :1])[None], b, *places)
+        assert torch.equal(y, b[0].to(dtype).expand(2, -1))
 
     def test_add_low_rank_to_rows_of_wider_ones(self, adding_operators: AddsLowRank, dtype: torch.dtype) -> None:
         case = LOW_RANK["three parts"].to(dtype, self.device)

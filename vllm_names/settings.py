@@ -246,9 +246,7 @@ _ADAPTERS = (
     works("max_loras", "int", "lora.max_loras"),
     works("max_lora_rank", "int", "lora.max_rank", "any rank up to 1024"),
     refused("lora_extra_vocab_size", "int", "vLLM itself has dropped tokens that adapters add", _MERGED, 256, 0),
-    refused(
-        "lora_dtype", "str", "adapters have the model's dtype, and their sums are in float32", "leave it out", "auto"
-    ),
+    works("lora_dtype", "str", "lora.dtype", "also `float32`; the model's dtype, or a narrower one"),
     refused("long_lora_scaling_factors", "str", "vLLM itself has dropped LongLoRA", _MERGED),
     works("max_cpu_loras", "int", "lora.max_cpu_loras"),
     refused(

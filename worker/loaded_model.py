@@ -52,7 +52,7 @@ def load_model(setup: WorkerSetup) -> LoadedModel:
         batch_invariant=config.is_strict,
         operators=_create_operators(setup),
         keeper=_create_keeper(setup, quantization),
-        adapters=create_adapter_space(config.lora, getattr(torch, config.model.dtype), setup.torch_device),
+        adapters=create_adapter_space(config.lora, setup.torch_device),
     )
     labels = 0 if config.model.size.num_labels else config.pooling.num_labels  # some modules have a head of their own
     head = ScoreHead(labels, config.model.size.hidden_size, setup.torch_device) if labels else None

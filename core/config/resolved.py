@@ -211,6 +211,8 @@ class ResolvedLoRA:
     max_rank: int
     max_cpu_loras: int
     """Adapters that each worker keeps in host memory."""
+    dtype: str
+    """Of the slots: the model's, or a narrower one."""
     modules: tuple[tuple[str, str], ...] = ()
     """Name and folder of those that are loaded at the start."""
 

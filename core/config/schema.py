@@ -266,6 +266,10 @@ class LoRASection(Section):
     enabled: bool = Field(default=False, description="Requests may name an adapter (LoRA); they take memory")
     max_loras: int = Field(default=1, ge=1, description="Adapters that one step can apply, each in a slot of its own")
     max_rank: int = Field(default=16, ge=1, le=1024, description="Largest rank of an adapter; sizes the slots")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        default="auto",
+        description="dtype of adapters in their slots, to which wider ones are rounded; auto: the model's",
+    )
     max_cpu_loras: int | None = Field(
         default=None, ge=1, description="Adapters that each worker keeps in host memory; null: max_loras"
     )

@@ -86,7 +86,7 @@ KINDS: dict[str, Kind] = {
         Kind(
             "operators",
             "dovetail.contracts.operators:Operators",
-            ContractVersion(1, 2),
+            ContractVersion(1, 3),
             "the small operators between linear layers",
             "dovetail.contracts.operators:OperatorsNeed",
         ),

@@ -7,7 +7,7 @@ arguments stay unchanged. Tensors are on one device. Rows are [T, ...] with T >=
 strided views.
 
 Each optional operator is a class of its own, which a set derives from as well: `DrawsTokens`, `MultipliesGroups`,
-`AcceptsChains`, `AddsLowRank`. The host asks by `isinstance`, and uses torch where a set has none.
+`AcceptsChains`, `AddsLowRank`, `AddsNarrowLowRank`. The host asks by `isinstance`, and uses torch where a set has none.
 """
 
 from __future__ import annotations
@@ -197,3 +197,9 @@ class AddsLowRank(Operators):
         nothing; slots int32 [T], all three contiguous and on the device. The sums and h are float32 (float64 for
         float64), and y is rounded to its dtype once. Must not synchronise with the device.
         """
+
+
+class AddsNarrowLowRank(AddsLowRank):
+    """A set whose `add_low_rank` also takes a and b, both in one dtype, in bfloat16 or float16 where y and x are wider.
+    They are as good as a and b in y's dtype: nothing is rounded to the narrower one. Other sets are given adapters in
+    y's dtype only; the host computes with torch where they are narrower."""

@@ -99,6 +99,7 @@ class LoRASection(Section):
     enabled: bool = False
     max_loras: int = Field(default=1, ge=1)
     max_rank: int = Field(default=16, ge=1, le=1024)
+    dtype: Literal['auto', 'float32', 'bfloat16', 'float16'] = 'auto'
     max_cpu_loras: int | None = Field(default=None, ge=1)
     modules: dict[str, str] = Field(default_factory=dict)
 

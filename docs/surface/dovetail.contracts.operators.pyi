@@ -87,3 +87,7 @@ class AddsLowRank(Operators):
         ranks: torch.Tensor,
         slots: torch.Tensor,
     ) -> None: ...
+
+
+class AddsNarrowLowRank(AddsLowRank):
+    ...

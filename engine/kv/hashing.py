@@ -27,6 +27,8 @@ class PagesIdentity:
     """Hash of the chosen plugins with their options: model family, quantization, attention backend and the others."""
     dtype: str
     """Of weights and activations."""
+    adapter_dtype: str
+    """Of adapters, where it is another one; otherwise empty."""
     kv_dtype: str
     layout: KVLayout
     tensor_parallel: int

@@ -79,7 +79,7 @@ def run_rules(state: Resolution) -> ResolvedConfig:
     settle_lock(state)
     found = find_executor(state)
     model = choose_model(state)
-    lora = settle_lora(state)
+    lora = settle_lora(state, model.dtype)
     operators = choose_operators(state, model)
     need = attention_need(state, model)
     kv_dtype, cache = _choose_cache(state, model, need)

@@ -9,7 +9,7 @@ import torch
 
 from dovetail.contracts.operators import (
     AcceptsChains,
-    AddsLowRank,
+    AddsNarrowLowRank,
     DrawsTokens,
     MultipliesGroups,
     OperatorsCapabilities,
@@ -22,7 +22,7 @@ from dovetail.testing.faults import Fault, check_fault
 from dovetail.testing.operators_suite import OperatorsSuite, kept_weights
 
 
-class Whole(TorchOperators, DrawsTokens, MultipliesGroups, AcceptsChains, AddsLowRank):
+class Whole(TorchOperators, DrawsTokens, MultipliesGroups, AcceptsChains, AddsNarrowLowRank):
     """Everything, in the words of the contract."""
 
     def draw(
@@ -171,6 +171,13 @@ class TakesTheFirstPart(Adding):
 class RoundsInnerProducts(Adding):
     def inner(self, a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return super().inner(a, x).to(x.dtype).double()
+
+
+class RoundsToTheAdapters(Adding):
+    """Computes in the adapters' dtype."""
+
+    def inner(self, a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return super().inner(a, x.to(a.dtype))
 
 
 class AddsToACopy(Adding):
@@ -350,6 +357,7 @@ FAULTS = [
     Fault("adds adapters to a copy", AddsToACopy, "test_add_low_rank"),
     Fault("takes rows to lie side by side", WritesWholeRows, "test_add_low_rank_to_rows_of_wider_ones"),
     Fault("rounds inner products", RoundsInnerProducts, "test_add_low_rank_rounds_once"),
+    Fault("rounds rows to the adapters' dtype", RoundsToTheAdapters, "test_add_low_rank_of_narrower_adapters"),
     Fault("masks adapters of other slots", MasksOtherSlots, "test_adapters_of_other_slots_do_not_matter"),
     Fault("lets adapted rows depend on each other", AddsByBatch, "test_adapted_rows_do_not_depend_on_the_batch"),
 ]

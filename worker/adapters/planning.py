@@ -21,7 +21,7 @@ def plan_space(config: ResolvedConfig, lora: ResolvedLoRA) -> AdapterSpace:
     from dovetail.nn.planning import planning_context
 
     context = planning_context(config.tensor_parallel)
-    space = AdapterSpace(lora.max_loras, lora.max_rank, getattr(torch, config.model.dtype), context.device)
+    space = AdapterSpace(lora.max_loras, lora.max_rank, getattr(torch, lora.dtype), context.device)
     family, options = create_class(config.model_family)
     cast(type[ModelFamily], family)(options).create(config.model.hf_config, replace(context, adapters=space))
     return space

@@ -73,9 +73,9 @@ class WorkerAdapters:
         return self._kept[placement.digest]
 
 
-def create_adapter_space(lora: ResolvedLoRA | None, dtype: torch.dtype, device: torch.device) -> AdapterSpace | None:
-    """Room for the adapters of a config; None where it has none."""
-    return None if lora is None else AdapterSpace(lora.max_loras, lora.max_rank, dtype, device)
+def create_adapter_space(lora: ResolvedLoRA | None, device: torch.device) -> AdapterSpace | None:
+    """Slots for the adapters of a config; None where it has none."""
+    return None if lora is None else AdapterSpace(lora.max_loras, lora.max_rank, getattr(torch, lora.dtype), device)
 
 
 def rows_of(adapters: WorkerAdapters | None, requests: Sequence[NewRequest], counts: np.ndarray) -> np.ndarray | None:

@@ -10,6 +10,14 @@ import torch
 from dovetail.nn import native
 
 SOURCE = Path(__file__).with_name("low_rank.c")
+_NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
+_DTYPES = (
+    (torch.float32, torch.float32),
+    (torch.float32, torch.bfloat16),
+    (torch.float32, torch.float16),
+    (torch.bfloat16, torch.bfloat16),
+)
+"""Of rows and of adapters."""
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 
 
@@ -25,15 +33,15 @@ class _LowRankCall(ctypes.Structure):
 
 
 class LowRankKernels:
-    """One kernel for each dtype of rows."""
+    """One kernel for each dtype of rows and of adapters."""
 
     def __init__(self) -> None:
         library = native.load(SOURCE)
         self._scratch_bytes = library.scratch_bytes
         self._scratch_bytes.argtypes, self._scratch_bytes.restype = (_INT,) * 4, _INT
         self._kernels = {
-            torch.float32: native.Kernel(library, "add_low_rank_call_f32", _LowRankCall),
-            torch.bfloat16: native.Kernel(library, "add_low_rank_call_bf16", _LowRankCall),
+            dtypes: native.Kernel(library, f"add_low_rank_{'_'.join(map(_NAMES.__getitem__, dtypes))}", _LowRankCall)
+            for dtypes in _DTYPES
         }
 
     def add(
@@ -46,10 +54,9 @@ class LowRankKernels:
         ranks: torch.Tensor,
         slots: torch.Tensor,
     ) -> None:
-        """As `AddsLowRank.add_low_rank`."""
-        dtype = y.dtype
-        kernel = self._kernels.get(dtype)
-        if kernel is None or not dtype == x.dtype == a.dtype == b.dtype:
+        """As `AddsNarrowLowRank.add_low_rank`."""
+        kernel = self._kernels.get((y.dtype, a.dtype))
+        if kernel is None or y.dtype != x.dtype or a.dtype != b.dtype:
             raise TypeError(f"no kernel adds {a.dtype} x {b.dtype} adapters of {x.dtype} rows to {y.dtype} ones")
         rows, out_features = y.shape
         num_slots, num_parts, max_rank, in_features = a.shape

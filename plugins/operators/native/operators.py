@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from dovetail.contracts.operators import AddsLowRank, OperatorsCapabilities, OperatorsNeed
+from dovetail.contracts.operators import AddsNarrowLowRank, OperatorsCapabilities, OperatorsNeed
 from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.nn import native
 from dovetail.plugins.operators.native import low_rank
@@ -80,11 +80,11 @@ class KernelTable(dict[Any, native.Kernel]):
         raise TypeError(f"the native operators have no kernel for {dtypes}")
 
 
-class NativeOperators(AddsLowRank):
+class NativeOperators(AddsNarrowLowRank):
     """C kernels for float32 and bfloat16 on CPUs: one call each, no copies of inputs in the form that the model leaves
     them."""
 
-    contract = (1, 2)
+    contract = (1, 3)
     stability = "provisional"
     preference: ClassVar[int] = 5
     capabilities = OperatorsCapabilities(

@@ -64,7 +64,7 @@ def low_rank_inner_kernel(
             rows = tl.load(x + row_places + feature[None, :], mask=is_own[:, None] & is_inside[None, :], other=0.0)
             places = own + column[None, :] * in_features + feature[:, None]
             adapter = tl.load(places, mask=(column < width)[None, :] & is_inside[:, None], other=0.0)
-            total = tl.dot(rows, adapter, total, input_precision="ieee")
+            total = tl.dot(rows, adapter.to(rows.dtype), total, input_precision="ieee")
         sums = tl.where(is_own[:, None], total, sums)
         left = tl.where(left == current, -1, left)
         current = tl.max(left, axis=0)
@@ -136,7 +136,7 @@ def add(
     ranks: torch.Tensor,
     slots: torch.Tensor,
 ) -> None:
-    """As `AddsLowRank.add_low_rank`."""
+    """As `AddsNarrowLowRank.add_low_rank`."""
     num_rows, out_features = y.shape
     _, parts, max_rank, in_features = a.shape
     if x.shape != (num_rows, in_features) or b.shape != (len(a), max_rank, out_features) or len(slots) != num_rows:

@@ -10,7 +10,7 @@ import torch
 
 from dovetail.contracts.operators import (
     AcceptsChains,
-    AddsLowRank,
+    AddsNarrowLowRank,
     DrawsTokens,
     MultipliesGroups,
     OperatorsCapabilities,
@@ -30,11 +30,11 @@ _TILES = 4
 """Row tiles of one expert that are computed side by side."""
 
 
-class TritonOperators(DrawsTokens, MultipliesGroups, AcceptsChains, AddsLowRank):
+class TritonOperators(DrawsTokens, MultipliesGroups, AcceptsChains, AddsNarrowLowRank):
     """Norms, activations, rotations, drawing of tokens and products of experts, one launch each; acceptance of drafts
     and low-rank adapters in two."""
 
-    contract: ClassVar[tuple[int, int]] = (1, 2)
+    contract: ClassVar[tuple[int, int]] = (1, 3)
     stability = "experimental"
     preference: ClassVar[int] = 5
     capabilities = OperatorsCapabilities(

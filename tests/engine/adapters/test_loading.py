@@ -156,18 +156,19 @@ def test_an_adapter_that_is_in_a_slot_needs_its_files_no_more(make_llm: MakeLLM,
     assert tokens(llm, lora) == found
 
 
-def test_explain_counts_the_slots(make_adapter: MakeAdapter, tiny_llama: tuple[Path, Any]) -> None:
+@pytest.mark.parametrize(("dtype", "num_bytes"), [("auto", 4), ("bfloat16", 2)])
+def test_explain_counts_the_slots(tiny_llama: tuple[Path, Any], dtype: str, num_bytes: int) -> None:
     """In a layer of the tiny model 64 x 64 and 64 x 96 in and out: queries, keys and values are one layer of three
     parts, gate and up one of two."""
     config = {
         "model": {"path": str(tiny_llama[0]), "tokenizer_mode": "none", "dtype": "float32"},
-        "lora": {"enabled": True, "max_loras": 3, "max_rank": 8},
+        "lora": {"enabled": True, "max_loras": 3, "max_rank": 8, "dtype": dtype},
     }
     estimate = explain(load_config(config)).estimate
     assert estimate is not None
     a = 3 * 64 + 64 + 2 * 64 + 96
     b = (64 + 32 + 32) + 64 + 2 * 96 + 64
-    assert estimate.adapter_bytes == 3 * 2 * 8 * (a + b) * 4
+    assert estimate.adapter_bytes == 3 * 2 * 8 * (a + b) * num_bytes
 
 
 def test_an_adapter_in_use_is_not_unloaded(make_llm: MakeLLM, make_adapter: MakeAdapter) -> None:
@@ -267,6 +268,13 @@ def test_an_engine_without_adapters_says_so(make_llm: MakeLLM, make_adapter: Mak
 def test_sections_that_contradict_themselves_are_refused(make_llm: MakeLLM, section: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_llm(lora=section)
+
+
+def test_slots_are_no_wider_than_the_model(make_llm: MakeLLM) -> None:
+    for dtype in ("float32", "float16"):
+        message = rf"lora\.dtype {dtype} .*: adapters have the model's dtype, which is bfloat16"
+        with pytest.raises(ConfigError, match=message):
+            make_llm(model={"dtype": "bfloat16"}, lora={"enabled": True, "dtype": dtype})
 
 
 def test_lora_request_is_one_or_one_for_each_prompt(make_llm: MakeLLM, make_adapter: MakeAdapter) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from dovetail import LLM, LoRARequest, SamplingParams
 
@@ -38,6 +40,26 @@ def test_tokens_are_those_of_merged_weights(
     llm = make_llm(lora=ON)
     assert tokens(llm, lora) == tokens(make_merged(lora))
     assert tokens(llm) == tokens(make_llm()) != tokens(llm, lora)
+
+
+@pytest.mark.parametrize("operators", ["auto", None])
+def test_narrower_slots_hold_rounded_adapters(
+    operators: str | None, make_llm: MakeLLM, make_adapter: MakeAdapter
+) -> None:
+    """Nothing else is rounded: the adapter that was rounded before has the same log probabilities in wide slots."""
+    lora, rounded = make_adapter("pirate"), make_adapter("rounded")
+    file = Path(rounded.lora_path) / "adapter_model.safetensors"
+    save_file({name: tensor.bfloat16() for name, tensor in load_file(file).items()}, file)
+    params = SamplingParams(temperature=0, max_tokens=8, logprobs=0)
+
+    def found(dtype: str, request: LoRARequest) -> list[float]:
+        llm = make_llm(lora=ON | {"dtype": dtype}, model={"operators": operators})
+        [output] = llm.generate(PROMPTS[:1], params, use_tqdm=False, lora_request=request)
+        return [next(iter(place.values())).logprob for place in output.outputs[0].logprobs]
+
+    narrow = found("bfloat16", lora)
+    assert narrow == pytest.approx(found("float32", rounded), abs=2e-5)
+    assert narrow != pytest.approx(found("float32", lora), abs=2e-5)
 
 
 def test_several_adapters_and_the_base_are_in_one_batch(

@@ -368,6 +368,7 @@ PAGES = PagesIdentity(
     weight_checksum="",
     plugins="ab",
     dtype="float32",
+    adapter_dtype="",
     kv_dtype="float32",
     layout=build_layout([KVSpec(num_kv_heads=1, head_size=1, dtype="float32")], 4),
     tensor_parallel=1,
@@ -378,6 +379,7 @@ OTHERS = {
     "weight_checksum": "0f",
     "plugins": "cd",
     "dtype": "bfloat16",
+    "adapter_dtype": "bfloat16",
     "kv_dtype": "float16",
     "layout": build_layout([KVSpec(num_kv_heads=1, head_size=1, dtype="float32")], 8),
     "tensor_parallel": 2,
@@ -393,7 +395,7 @@ def test_only_equal_pages_adapters_and_salts_share_blocks():
         for adapter in (None, "None", "a")
         for salt in (None, "None", "a")
     ]
-    assert len(set(seeds)) == len(seeds) == 81
+    assert len(set(seeds)) == len(seeds) == 90
     assert prefix_seed(replace(PAGES), None, "a") == prefix_seed(PAGES, None, "a")
 
 

@@ -153,7 +153,7 @@ def effective(resolved: ResolvedConfig) -> dict[str, Any]:
         "experiments": {},
         "telemetry": [],
     }
-    lora = resolved.lora or ResolvedLoRA(max_loras=1, max_rank=16, max_cpu_loras=None)
+    lora = resolved.lora or ResolvedLoRA(max_loras=1, max_rank=16, max_cpu_loras=None, dtype="auto")
     values |= {f"lora.{key}": value for key, value in vars(lora).items()}
     values |= {"lora.enabled": resolved.lora is not None, "lora.modules": dict(lora.modules)}
     values |= {f"model.hf_overrides.{key}": value for key, value in model.hf_config.items()}

@@ -86,6 +86,17 @@ def test_adapters_that_do_not_fit_are_an_error(operators: NativeOperators) -> No
         operators.add_low_rank(y.T.contiguous().T, x, a, b, *places)
 
 
+@pytest.mark.parametrize("narrow", [torch.bfloat16, torch.float16])
+def test_narrow_adapters_give_the_bits_of_wide_ones(operators: NativeOperators, narrow: torch.dtype) -> None:
+    """Their numbers are widened, and summed in the same order."""
+    case = random_low_rank([i % 5 - 1 for i in range(40)], 300, [50, 131], [16, 3, 8, 16], 16).to(torch.float32, "cpu")
+    y, x, a, b, *places = case.arguments
+    expected = y.clone()
+    operators.add_low_rank(expected, x, a.to(narrow).float(), b.to(narrow).float(), *places)
+    operators.add_low_rank(y, x, a.to(narrow), b.to(narrow), *places)
+    assert torch.equal(y, expected)
+
+
 @torch.inference_mode()
 @pytest.mark.parametrize("threads", [1, 3])
 def test_threads_and_replays_add_the_same_adapters(operators: NativeOperators, threads: int) -> None:
