@@ -9,11 +9,12 @@
 
 Public and versioned like a contract. To run an engine, hand `explanation.resolved` to `dovetail.LLMEngine`.
 
-Its modules have more. `.streaming` and `.sampling`: text that streams to the terminal, `-s key=value`. `.installed`:
-the installed plugins and the schema of the config. For commands that measure: `.checks` (refusals of bad input),
-`.machine` (the machine of a timing, and its other load), `.datasets` (prompts in the shapes of public sets), `.http`
-(servers of OpenAI's API), `.saved` (results read again and compared), `.student` (quantiles of Student's t),
-`.arrivals` (arrival times by rates and from traces), `.progress`, `.svg` and `.page` (plots and self-contained HTML).
+Its modules have more. `.streaming`, `.sampling` and `.adapters`: text that streams to the terminal, `-s key=value`,
+`--lora`. `.installed`: the installed plugins and the schema of the config. For commands that measure: `.checks`
+(refusals of bad input), `.machine` (the machine of a timing, and its other load), `.datasets` (prompts in the shapes of
+public sets), `.http` (servers of OpenAI's API), `.saved` (results read again and compared), `.student` (quantiles of
+Student's t), `.arrivals` (arrival times by rates and from traces), `.progress`, `.svg` and `.page` (plots and
+self-contained HTML).
 """
 
 from __future__ import annotations
@@ -61,5 +62,5 @@ __all__ = [
     "write_manifest",
 ]
 
-VERSION = ContractVersion(1, 5)
+VERSION = ContractVersion(1, 6)
 """Version of this package's public modules, shared by all of them."""

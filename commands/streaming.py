@@ -10,6 +10,7 @@ from itertools import zip_longest
 
 from dovetail.commands.errors import create_console
 from dovetail.contracts.errors import DovetailError, RequestError
+from dovetail.contracts.lora import LoRARequest
 from dovetail.contracts.outputs import RequestMetrics, RequestOutput
 from dovetail.contracts.prompts import Prompt
 from dovetail.contracts.sampling import SamplingParams
@@ -17,8 +18,11 @@ from dovetail.engine.engine import LLMEngine
 from dovetail.engine.progress import PromptProgress
 
 
-def stream(engine: LLMEngine, prompt: Prompt, params: SamplingParams) -> RequestOutput | None:
+def stream(
+    engine: LLMEngine, prompt: Prompt, params: SamplingParams, *, lora_request: LoRARequest | None = None
+) -> RequestOutput | None:
     """Completes one prompt, printing text as it comes; returns the last output, whose completion holds all text.
+    `lora_request`: an adapter that is added to the weights.
 
     A terminal shows the progress of the prompt. Ctrl-C aborts the request: the output then has finish_reason "abort"
     and the text so far; None where there was no text.
@@ -27,7 +31,7 @@ def stream(engine: LLMEngine, prompt: Prompt, params: SamplingParams) -> Request
         raise RequestError("several completions cannot be streamed to one terminal: leave n at 1")
     request_id = "terminal"
     processed = engine.process_input(prompt, replace(params, output_kind="cumulative"))
-    engine.add_request(request_id, processed)
+    engine.add_request(request_id, processed, lora_request=lora_request)
     printed, last = 0, None
     try:
         with PromptProgress(len(processed.token_ids)) as progress:

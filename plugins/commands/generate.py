@@ -14,10 +14,12 @@ import typer
 
 from dovetail import PositionLogprobs, RequestOutput
 from dovetail.commands import LayeredConfig, takes_config_option
+from dovetail.commands.adapters import LORA_HELP, with_adapter
 from dovetail.commands.sampling import refuse_unseen, sampling_params
 from dovetail.commands.streaming import print_rates, print_speculation, stream
 from dovetail.contracts.command import Command
 from dovetail.contracts.errors import RequestError
+from dovetail.contracts.lora import LoRARequest
 from dovetail.contracts.outputs import Logprob
 from dovetail.contracts.sampling import SamplingParams
 
@@ -45,6 +47,7 @@ Examples:
   dovetail generate "The capital of France is" --max-tokens 8 --temperature 0
   dovetail generate --chat "Name three primes." --model ./my-model
   git diff | dovetail generate --chat --system "Write a commit message."
+  dovetail generate "Once upon a time" --lora pirate=./adapters/pirate
   dovetail generate --prompt-file prompts.jsonl --json -s top_p=0.9 -s n=2
 """
 
@@ -69,6 +72,7 @@ def generate(
     ] = None,
     max_tokens: Annotated[int | None, typer.Option("--max-tokens", help="Maximum tokens per prompt (128).")] = None,
     temperature: Annotated[float | None, typer.Option("--temperature", help="0 is greedy.")] = None,
+    lora: Annotated[list[str] | None, typer.Option("--lora", metavar="NAME=PATH", help=LORA_HELP)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per prompt when it is done.")] = False,
     stats: Annotated[
         bool,
@@ -91,6 +95,7 @@ def generate(
     flagged = partial(sampling_params, max_tokens=max_tokens, temperature=temperature)
     changed = partial(flagged, settings=sampling or [], default_max_tokens=128)
     changed(SamplingParams())  # what no model accepts is refused before one is loaded
+    layered, adapter = with_adapter(layered, lora or [])
     with LLM(config=layered) as llm:
         params = changed(llm.get_default_sampling_params())
         if not as_json:
@@ -98,9 +103,9 @@ def generate(
         if chat:
             items = [llm.render_chat(_messages(item, system)) for item in items]
         if len(items) == 1 and params.num_sequences == 1 and not as_json:
-            _stream_one(llm, items[0], params, stats)
+            _stream_one(llm, items[0], params, adapter, stats)
             return
-        outputs = llm.generate(items, params)
+        outputs = llm.generate(items, params, lora_request=adapter)
     for output in outputs:
         if as_json:
             _print_json(output, stats)
@@ -110,9 +115,9 @@ def generate(
         print_speculation(outputs)
 
 
-def _stream_one(llm: LLM, item: Any, params: SamplingParams, stats: bool) -> None:
+def _stream_one(llm: LLM, item: Any, params: SamplingParams, adapter: LoRARequest | None, stats: bool) -> None:
     """Prints one completion as it comes. Raises `typer.Exit` where Ctrl-C ended it."""
-    output = stream(llm.engine, item, params)
+    output = stream(llm.engine, item, params, lora_request=adapter)
     if output is None:
         raise typer.Exit(_INTERRUPTED)
     print_rates(output)

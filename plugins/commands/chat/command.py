@@ -9,10 +9,12 @@ import typer
 from rich.console import Console
 
 from dovetail.commands import LayeredConfig, create_console, print_error, takes_config
+from dovetail.commands.adapters import LORA_HELP, with_adapter
 from dovetail.commands.sampling import refuse_unseen, sampling_params
 from dovetail.commands.streaming import print_rates, print_speculation, stream
 from dovetail.contracts.command import Command
 from dovetail.contracts.errors import RequestError
+from dovetail.contracts.lora import LoRARequest
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.plugins.commands.chat.conversation import LineInput
 
@@ -42,9 +44,18 @@ _EXAMPLE = "Example: dovetail chat --system 'Answer in one sentence.' --temperat
 class Conversation:
     """The messages so far, and how they are answered."""
 
-    def __init__(self, llm: LLM, params: SamplingParams, system: str | None, console: Console, stats: bool):
+    def __init__(
+        self,
+        llm: LLM,
+        params: SamplingParams,
+        adapter: LoRARequest | None,
+        system: str | None,
+        console: Console,
+        stats: bool,
+    ):
         self._llm = llm
         self._params = params
+        self._adapter = adapter
         self._opening = [] if system is None else [{"role": "system", "content": system}]
         self._messages = list(self._opening)
         self._console = console
@@ -59,7 +70,8 @@ class Conversation:
         or stopped before its first token, is not."""
         self._messages.append({"role": "user", "content": text})
         try:
-            output = stream(self._llm.engine, self._llm.render_chat(self._messages), self._params)
+            prompt = self._llm.render_chat(self._messages)
+            output = stream(self._llm.engine, prompt, self._params, lora_request=self._adapter)
         except RequestError as error:
             print_error(error)
             self._messages.pop()
@@ -88,6 +100,7 @@ def chat(
     ] = None,
     max_tokens: Annotated[int | None, typer.Option("--max-tokens", help="Maximum tokens per answer (512).")] = None,
     temperature: Annotated[float | None, typer.Option("--temperature", help="0 is greedy.")] = None,
+    lora: Annotated[list[str] | None, typer.Option("--lora", metavar="NAME=PATH", help=LORA_HELP)] = None,
     stats: Annotated[
         bool, typer.Option("--stats", help="After each answer, print how many draft tokens were accepted.")
     ] = False,
@@ -99,6 +112,7 @@ def chat(
     flagged = partial(sampling_params, max_tokens=max_tokens, temperature=temperature)
     changed = partial(flagged, settings=sampling or [], default_max_tokens=512)
     changed(SamplingParams())  # what no model accepts is refused before one is loaded
+    layered, adapter = with_adapter(layered, lora or [])
     with LLM(config=layered) as llm:
         params = changed(llm.get_default_sampling_params())
         refuse_unseen(params)
@@ -108,7 +122,7 @@ def chat(
             greeting = f"{model.files.reference}, context of {model.max_model_len:,} tokens. /help lists commands."
             console.print(greeting, soft_wrap=True)
         with lines.history():
-            _talk(lines, Conversation(llm, params, system, console, stats), console)
+            _talk(lines, Conversation(llm, params, adapter, system, console, stats), console)
 
 
 def _talk(lines: LineInput, conversation: Conversation, console: Console) -> None:
