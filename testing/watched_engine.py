@@ -18,6 +18,7 @@ from dovetail.contracts.prompts import ChatPrompt, Prompt
 from dovetail.contracts.regions import RegionStatus
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.telemetry import Exposition, StepStats, TelemetrySink
+from dovetail.contracts.weight_transport import WeightsReport
 from dovetail.engine.async_engine import AsyncLLMEngine
 from dovetail.engine.engine import LLMEngine
 
@@ -177,9 +178,11 @@ class WatchedEngine:
         """As the engine's."""
         return await self._engine.sleep(level, tags)
 
-    async def wake_up(self, tags: Collection[str] | None = None, *, new_weights: bool = False) -> None:
+    async def wake_up(
+        self, tags: Collection[str] | None = None, *, new_weights: bool = False, for_update: bool = False
+    ) -> None:
         """As the engine's."""
-        await self._engine.wake_up(tags, new_weights=new_weights)
+        await self._engine.wake_up(tags, new_weights=new_weights, for_update=for_update)
 
     async def regions(self) -> tuple[RegionStatus, ...]:
         """As the engine's."""
@@ -188,6 +191,34 @@ class WatchedEngine:
     async def is_sleeping(self) -> bool:
         """As the engine's."""
         return await self._engine.is_sleeping()
+
+    async def init_weight_transfer_engine(self, init_info: Mapping[str, Any] | None = None) -> None:
+        """As the engine's."""
+        await self._engine.init_weight_transfer_engine(init_info)
+
+    async def start_weight_update(
+        self, is_checkpoint_format: bool = True, *, weight_version: int | None = None, partial: bool = False
+    ) -> int:
+        """As the engine's."""
+        return await self._engine.start_weight_update(
+            is_checkpoint_format, weight_version=weight_version, partial=partial
+        )
+
+    async def update_weights(self, update_info: Mapping[str, Any], *, drafter: str | None = None) -> None:
+        """As the engine's."""
+        await self._engine.update_weights(update_info, drafter=drafter)
+
+    async def finish_weight_update(self) -> WeightsReport:
+        """As the engine's."""
+        return await self._engine.finish_weight_update()
+
+    async def abort_weight_update(self) -> None:
+        """As the engine's."""
+        await self._engine.abort_weight_update()
+
+    async def weights(self) -> WeightsReport:
+        """As the engine's."""
+        return await self._engine.weights()
 
     async def metrics(self) -> Exposition:
         """An exposition without a metric."""

@@ -78,7 +78,17 @@ BUILT_ON = {
         "dovetail.plugins.commands.serve",
         *(
             f"dovetail.plugins.routes.{n}"
-            for n in ("chat", "completions", "explain", "lora", "messages", "pooling", "responses", "tokenize")
+            for n in (
+                "chat",
+                "completions",
+                "explain",
+                "lora",
+                "messages",
+                "pooling",
+                "responses",
+                "tokenize",
+                "weights",
+            )
         ),
     ),
 }

@@ -23,6 +23,7 @@ from dovetail.contracts.prompts import ChatPrompt, Prompt
 from dovetail.contracts.regions import RegionStatus
 from dovetail.contracts.sampling import RAW_LOGPROBS, SamplingParams
 from dovetail.contracts.telemetry import Exposition, RequestStats
+from dovetail.contracts.weight_transport import WeightsReport
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +138,8 @@ class EngineFacts:
     """Types that the tokens of a prompt may have (`TokensPrompt`); 0: they have none."""
     why_not_generate: str = ""
     """Why requests with `SamplingParams` are refused; empty: the model generates."""
+    num_workers: int = 1
+    """Workers of the engine, each of which receives new weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,16 +288,49 @@ class EngineClient(Protocol):
         `EngineConflict` while others are unfinished, or a region sleeps; `RequestError` for what is no region,
         `ConfigError` for another level."""
 
-    async def wake_up(self, tags: Collection[str] | None = None, *, new_weights: bool = False) -> None:
+    async def wake_up(
+        self, tags: Collection[str] | None = None, *, new_weights: bool = False, for_update: bool = False
+    ) -> None:
         """Takes memory again. `tags`: names of regions; None: all that sleep. Raises `EngineConflict` for a region that
         is awake, and for a KV cache before the weights; `ModelError` where after level 2 the checkpoint is another one,
-        unless `new_weights` takes what is there."""
+        unless `new_weights` takes what is there. With `for_update` weights of level 2 are not read: they are invalid
+        until an update brings all of them, and the KV cache sleeps on."""
 
     async def regions(self) -> tuple[RegionStatus, ...]:
         """The states of its memory: weights, KV cache, the weights of each drafter."""
 
     async def is_sleeping(self) -> bool:
         """Whether `wake_up` must come before requests."""
+
+    async def init_weight_transfer_engine(self, init_info: Mapping[str, Any] | None = None) -> None:
+        """Connects the config's `weight_transport` to whoever sends; once for any number of updates. `init_info`: what
+        the transport takes; plain data, as in JSON, where the engine is in another process. Raises `RequestError` where
+        the config names no transport, `WeightUpdateConflict` during an update."""
+
+    async def start_weight_update(
+        self, is_checkpoint_format: bool = True, *, weight_version: int | None = None, partial: bool = False
+    ) -> int:
+        """Begins an update, and returns its version: `weight_version`, or one more than the present one. `partial`:
+        weights that do not come stay as they are. `is_checkpoint_format`: nothing else is served. Raises
+        `WeightUpdateConflict` before `init_weight_transfer_engine`, during another update, while requests are
+        unfinished that no pause holds, while the weights sleep, and for a version that is not higher."""
+
+    async def update_weights(self, update_info: Mapping[str, Any], *, drafter: str | None = None) -> None:
+        """Receives one bucket. `update_info`: what the transport takes, as in `init_weight_transfer_engine`. `drafter`:
+        the label of the drafter whose weights these are; None: the model's. Raises `WeightUpdateConflict` where no
+        update is under way; `RequestError` and `ModelError` where the bucket cannot be used or does not arrive, which
+        ends the update."""
+
+    async def finish_weight_update(self) -> WeightsReport:
+        """Writes the weights on all workers; requests that a pause holds are computed again. Raises `ModelError` with
+        names and shapes where tensors are missing, unknown or of another shape: the update has ended, and the old
+        weights serve on."""
+
+    async def abort_weight_update(self) -> None:
+        """Ends the update that is under way, if there is one; the old weights serve on."""
+
+    async def weights(self) -> WeightsReport:
+        """The weights that the engine has."""
 
     async def metrics(self) -> Exposition:
         """Everything that was counted since the engine started."""

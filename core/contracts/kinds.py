@@ -131,7 +131,7 @@ KINDS: dict[str, Kind] = {
             "how many drafts are asked for and verified",
             "dovetail.contracts.draft_length:LengthNeed",
         ),
-        Kind("route", "dovetail.contracts.route:Route", ContractVersion(1, 7), "endpoints of the server"),
+        Kind("route", "dovetail.contracts.route:Route", ContractVersion(1, 8), "endpoints of the server"),
         Kind(
             "dialect",
             "dovetail.contracts.dialect:Dialect",

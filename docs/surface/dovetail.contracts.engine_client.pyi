@@ -8,6 +8,7 @@ from dovetail.contracts.prompts import ChatPrompt, Prompt
 from dovetail.contracts.regions import RegionStatus
 from dovetail.contracts.sampling import RAW_LOGPROBS, SamplingParams
 from dovetail.contracts.telemetry import Exposition, RequestStats
+from dovetail.contracts.weight_transport import WeightsReport
 from typing import Any, Protocol
 
 
@@ -74,6 +75,7 @@ class EngineFacts:
     pooling: PoolingFacts = PoolingFacts()
     num_token_types: int = 0
     why_not_generate: str = ''
+    num_workers: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,8 +161,26 @@ class EngineClient(Protocol):
         tags: Collection[str] | None = None,
         *,
         new_weights: bool = False,
+        for_update: bool = False,
     ) -> None: ...
     async def regions(self) -> tuple[RegionStatus, ...]: ...
     async def is_sleeping(self) -> bool: ...
+    async def init_weight_transfer_engine(self, init_info: Mapping[str, Any] | None = None) -> None: ...
+    async def start_weight_update(
+        self,
+        is_checkpoint_format: bool = True,
+        *,
+        weight_version: int | None = None,
+        partial: bool = False,
+    ) -> int: ...
+    async def update_weights(
+        self,
+        update_info: Mapping[str, Any],
+        *,
+        drafter: str | None = None,
+    ) -> None: ...
+    async def finish_weight_update(self) -> WeightsReport: ...
+    async def abort_weight_update(self) -> None: ...
+    async def weights(self) -> WeightsReport: ...
     async def metrics(self) -> Exposition: ...
     async def check_health(self) -> None: ...

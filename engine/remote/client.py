@@ -26,6 +26,7 @@ from dovetail.contracts.prompts import ChatPrompt, Prompt
 from dovetail.contracts.regions import RegionState, RegionStatus
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.telemetry import Exposition
+from dovetail.contracts.weight_transport import WeightsReport
 from dovetail.engine.client_text import ClientText
 from dovetail.engine.input_processor import InputProcessor, ProcessedInput
 from dovetail.engine.output_processor import OutputProcessor
@@ -39,7 +40,6 @@ from dovetail.engine.remote.messages import (
     Call,
     Explain,
     Explained,
-    Failure,
     Hello,
     Message,
     Refused,
@@ -52,6 +52,7 @@ from dovetail.engine.remote.messages import (
     error_of,
     submit_message,
 )
+from dovetail.engine.remote.pending_calls import PendingCalls
 from dovetail.engine.request_fields import check_order, check_request_id, check_salt, check_user
 from dovetail.engine.tokenization.load import tokenizer_from_form
 
@@ -81,7 +82,6 @@ class RemoteEngine:
         # Beside the engine's: whoever made that directory removes it.
         self._my_address = f"{address.rpartition('/')[0]}/client-{self._name}"
         self._ids = itertools.count()
-        self._call_ids = itertools.count()
         self._welcome: Welcome | None = None
         self._is_up = asyncio.Event()
         """Set while there is an engine."""
@@ -91,7 +91,7 @@ class RemoteEngine:
         """By request id, what the engine has not answered yet."""
         self._streams: dict[str, OutputStream] = {}
         """By request id, of requests that the engine has."""
-        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._calls = PendingCalls(self._send)
         self._outgoing: list[bytes] = []
         """Messages that wait for the end of this turn of the loop."""
         self._tasks: list[asyncio.Task[None]] = []
@@ -321,9 +321,11 @@ class RemoteEngine:
         """See `EngineClient.sleep`."""
         return int(await self.call("sleep", level=level, tags=tags))
 
-    async def wake_up(self, tags: Collection[str] | None = None, *, new_weights: bool = False) -> None:
+    async def wake_up(
+        self, tags: Collection[str] | None = None, *, new_weights: bool = False, for_update: bool = False
+    ) -> None:
         """See `EngineClient.wake_up`."""
-        await self.call("wake_up", tags=tags, new_weights=new_weights)
+        await self.call("wake_up", tags=tags, new_weights=new_weights, for_update=for_update)
 
     async def regions(self) -> tuple[RegionStatus, ...]:
         """See `EngineClient.regions`."""
@@ -334,6 +336,33 @@ class RemoteEngine:
         """See `EngineClient.is_sleeping`."""
         return bool(await self.call("is_sleeping"))
 
+    async def init_weight_transfer_engine(self, init_info: Mapping[str, Any] | None = None) -> None:
+        """See `EngineClient.init_weight_transfer_engine`."""
+        await self.call("init_weight_transfer_engine", init_info=init_info)
+
+    async def start_weight_update(
+        self, is_checkpoint_format: bool = True, *, weight_version: int | None = None, partial: bool = False
+    ) -> int:
+        """See `EngineClient.start_weight_update`."""
+        options = {"is_checkpoint_format": is_checkpoint_format, "weight_version": weight_version, "partial": partial}
+        return int(await self.call("start_weight_update", **options))
+
+    async def update_weights(self, update_info: Mapping[str, Any], *, drafter: str | None = None) -> None:
+        """See `EngineClient.update_weights`."""
+        await self.call("update_weights", update_info=update_info, drafter=drafter)
+
+    async def finish_weight_update(self) -> WeightsReport:
+        """See `EngineClient.finish_weight_update`."""
+        return WeightsReport(**await self.call("finish_weight_update"))
+
+    async def abort_weight_update(self) -> None:
+        """See `EngineClient.abort_weight_update`."""
+        await self.call("abort_weight_update")
+
+    async def weights(self) -> WeightsReport:
+        """See `EngineClient.weights`."""
+        return WeightsReport(**await self.call("weights"))
+
     async def check_health(self) -> None:
         """See `EngineClient.check_health`."""
         await self._ask(lambda call_id: Ask(call_id, "health"))
@@ -341,9 +370,9 @@ class RemoteEngine:
     async def call(self, name: str, **arguments: Any) -> Any:
         """What the engine's method `name` returns, as plain data; it runs between two steps. One of
         cache_statistics, reset_prefix_cache, sleep, wake_up, is_sleeping, regions, pause, is_paused, hold, resume,
-        start_lora, remove_lora, list_loras and pin_lora."""
+        start_lora, remove_lora, list_loras, pin_lora, those of weight updates and weights."""
         self._running()
-        return await self._answer(lambda call_id: Call(call_id, name, arguments))
+        return await self._calls.answer(lambda call_id: Call(call_id, name, arguments))
 
     async def close(self) -> None:
         """Ends the client; requests that are open are aborted by the engine. Idempotent."""
@@ -407,18 +436,9 @@ class RemoteEngine:
         """The answer to what the engine answers at once."""
         self._running()
         try:
-            return await asyncio.wait_for(self._answer(question), HEALTH_S)
+            return await asyncio.wait_for(self._calls.answer(question), HEALTH_S)
         except TimeoutError:
             raise WorkerError(f"the engine has not answered for {HEALTH_S:g} seconds") from None
-
-    async def _answer(self, question: Callable[[int], Message]) -> Any:
-        call_id = next(self._call_ids)
-        self._calls[call_id] = answer = asyncio.get_running_loop().create_future()
-        self._send(question(call_id))
-        try:
-            return await answer
-        finally:
-            self._calls.pop(call_id, None)
 
     async def _watch(self, monitor: zmq.asyncio.Socket) -> None:
         """Greets each engine that appears at the address, and notices when it is gone."""
@@ -455,18 +475,9 @@ class RemoteEngine:
             if isinstance(message, Welcome):
                 await self._meet(message)
             elif isinstance(message, Reply):
-                self._resolve(message.call_id, message.value, message.failure)
+                self._calls.resolve(message.call_id, message.value, message.failure)
             elif isinstance(message, Explained):
-                self._resolve(message.call_id, message.reports, message.failure)
-
-    def _resolve(self, call_id: int, value: Any, failure: Failure | None) -> None:
-        answer = self._calls.get(call_id)
-        if answer is None or answer.done():
-            return
-        if failure is None:
-            answer.set_result(value)
-        else:
-            answer.set_exception(error_of(failure))
+                self._calls.resolve(message.call_id, message.reports, message.failure)
 
     async def _meet(self, welcome: Welcome) -> None:
         """Another engine, or the first."""
@@ -575,10 +586,10 @@ class RemoteEngine:
         for stream in streams.values():
             put(stream, error)
         submitted, self._submitted = self._submitted, {}
-        waiting: list[asyncio.Future[Any]] = [answered for _, _, answered in submitted.values()]
-        for answer in [*waiting, *self._calls.values()]:
-            if not answer.done():
-                answer.set_exception(error)
+        for _, _, answered in submitted.values():
+            if not answered.done():
+                answered.set_exception(error)
+        self._calls.fail(error)
 
 
 def put(stream: OutputStream, item: RequestOutput | Exception) -> None:

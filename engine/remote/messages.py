@@ -25,6 +25,7 @@ from dovetail.contracts.outputs import RequestMetrics
 from dovetail.contracts.pausing import EngineConflict
 from dovetail.contracts.pooling_params import PoolingParams
 from dovetail.contracts.sampling import SamplingParams
+from dovetail.contracts.weight_transport import WeightUpdateConflict
 from dovetail.engine.input_processor import ProcessedInput
 from dovetail.engine.step_update import StepUpdate, TextStop
 from dovetail.engine.tokenization.form import TokenizerForm
@@ -175,6 +176,7 @@ _ERRORS: dict[str, type[DovetailError]] = {
         ModelError,
         RequestError,
         EngineConflict,
+        WeightUpdateConflict,
         AdapterNotFound,
         AdapterConflict,
         CapacityError,

@@ -28,7 +28,7 @@ class PauseOptions(PluginOptions):
 class PauseRoute(Route):
     """POST /pause, /resume, /sleep and /wake_up; GET /is_paused and /is_sleeping."""
 
-    contract = (1, 7)
+    contract = (1, 8)
     Options = PauseOptions
     options: PauseOptions
 
@@ -80,10 +80,12 @@ class PauseRoute(Route):
         self,
         tags: list[str] | None = Query(default=None),  # noqa: B008 (FastAPI's way)
         new_weights: bool = False,
+        for_update: bool = False,
     ) -> Response:
-        """Takes memory again, and after level 2 whatever checkpoint is there where `new_weights` says so."""
+        """Takes memory again. After level 2 `new_weights` takes whatever checkpoint is there, and `for_update` reads
+        none, since an update brings the weights."""
         self._check_allowed()
-        await self.host.engine.wake_up(tags, new_weights=new_weights)
+        await self.host.engine.wake_up(tags, new_weights=new_weights, for_update=for_update)
         logger.info("the engine is awake")
         return Response()
 

@@ -33,6 +33,7 @@ def sections(story_model: Path) -> dict[str, Any]:
             "default": None,
         },
         "lora": {"enabled": True, "max_loras": 2},
+        "weight_transport": "disk",
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from safetensors.torch import load_file, save_file
 
 from dovetail import AsyncLLMEngine
 from dovetail.plugins.routes.completions.route import CompletionsRoute
@@ -34,6 +36,17 @@ ROUTES = {label: (kind, kind.Options()) for label, kind in BUNDLED.items()}
 def story_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("story-model")
     save_story_model(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def reversed_model(story_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `story_model`, and what that finds most likely this finds least likely."""
+    directory = tmp_path_factory.mktemp("reversed") / "model"
+    shutil.copytree(story_model, directory)
+    weights = load_file(directory / "model.safetensors")
+    weights["model.norm.weight"] = -weights["model.norm.weight"]
+    save_file(weights, directory / "model.safetensors", {"format": "pt"})
     return directory
 
 

@@ -16,6 +16,7 @@ from dovetail.plugins.routes.pause import PauseRoute
 from dovetail.plugins.routes.pooling.route import PoolingRoute
 from dovetail.plugins.routes.responses.route import ResponsesRoute
 from dovetail.plugins.routes.tokenize import TokenizeRoute
+from dovetail.plugins.routes.weights import WeightsRoute
 from dovetail.plugins.server.live import live_server
 from dovetail.testing.route_suite import GeneratingRouteSuite, RouteSuite
 
@@ -55,6 +56,12 @@ class TestPause(RouteSuite):
     plugin = PauseRoute
     serve = staticmethod(live_server)
     options: ClassVar[dict[str, Any]] = {"allow_control": True}
+
+
+class TestWeights(RouteSuite):
+    plugin = WeightsRoute
+    serve = staticmethod(live_server)
+    options: ClassVar[dict[str, Any]] = {"allow_updates": True}
 
 
 class TestPooling(RouteSuite):

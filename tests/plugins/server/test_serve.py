@@ -20,6 +20,7 @@ import httpx
 import psutil
 import pytest
 
+from dovetail import LLM, SamplingParams
 from dovetail.spec_decode.experiments.live.records import read_live
 from dovetail.testing.tiny_adapters import save_adapter
 from tests.plugins.server.conftest import wait_until
@@ -103,6 +104,7 @@ def served(
     options = (
         *("-o", "server.api_server_count=2", "-o", "server.routes.lora.allow_updates=true"),
         *("-o", "telemetry=[prometheus, holding]"),
+        *("-o", "weight_transport=disk", "-o", "server.routes.weights.allow_updates=true"),
     )
     with serving(story_model, directory, *adapters, *options, PYTHONPATH=path) as started:
         yield started
@@ -177,6 +179,47 @@ def test_an_adapter_that_one_api_process_loads_the_other_serves(
         assert unloaded.status_code == 200
     with stopped(one):  # it has seen the name, and asks the engine
         assert served.post({**COMPLETE, "model": "late"}).status_code == 404
+
+
+def update(served: Served, checkpoint: Path) -> dict[str, Any]:
+    """A whole update; what the server says of it."""
+    bodies: list[tuple[str, Any]] = [
+        ("init_weight_transfer_engine", {"init_info": {}}),
+        ("start_weight_update", None),
+        ("update_weights", {"update_info": {"path": str(checkpoint)}}),
+        ("finish_weight_update", None),
+    ]
+    for phase, body in bodies:
+        response = httpx.post(f"{served.url}/{phase}", json=body, timeout=60)
+        assert response.status_code == 200, response.text
+    report: dict[str, Any] = response.json()
+    return report
+
+
+def test_weights_that_one_api_process_brings_all_serve(
+    served: Served, story_model: Path, reversed_model: Path, tmp_path: Path
+) -> None:
+    one, other = served.children("api_process")
+    before = served.post(COMPLETE).json()["choices"][0]["text"]
+    with stopped(other):
+        brought = update(served, reversed_model)
+        missing = {"update_info": {"path": str(tmp_path / "nothing")}}
+        conflict = httpx.post(f"{served.url}/update_weights", json=missing, timeout=60)
+        assert conflict.status_code == 409
+        assert httpx.post(f"{served.url}/start_weight_update", timeout=60).status_code == 200
+        refusal = httpx.post(f"{served.url}/update_weights", json=missing, timeout=60)
+        assert refusal.status_code == 400
+        assert "the old weights serve on" in refusal.json()["error"]["message"]
+    with stopped(one):
+        found = httpx.get(f"{served.url}/weight_info", timeout=60).json()
+        assert found == {key: brought[key] for key in ("weight_version", "weight_checksum")}
+        text = served.post(COMPLETE).json()["choices"][0]["text"]
+    model = {"path": str(reversed_model), "dtype": "float32", "max_model_len": 256}
+    with LLM(model=model, cache={"block_size": 4, "num_blocks": 100}, executor={"threads": 1}) as llm:
+        (fresh,) = llm.generate([COMPLETE["prompt"]], SamplingParams(temperature=0, max_tokens=8), use_tqdm=False)
+    assert text == fresh.outputs[0].text != before
+    update(served, story_model)
+    assert served.post(COMPLETE).json()["choices"][0]["text"] == before
 
 
 def test_what_ran_in_one_api_process_the_other_explains(served: Served) -> None:
