@@ -331,7 +331,8 @@ class LLMEngine:
             for_update: do not read weights that level 2 discarded. They are invalid until an update brings all of
                 them, and the KV cache sleeps on until then.
 
-        Raises `EngineConflict` for a region that is awake, and for the KV cache before the weights.
+        Raises `EngineConflict` for a region that is awake, for the KV cache before the weights, and for either option
+        where no weights wake up that level 2 discarded.
         """
         self.tokens.sleeping.wake_up(tags, new_weights=new_weights, for_update=for_update)
 

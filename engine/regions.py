@@ -30,9 +30,9 @@ class Change(Enum):
     TAKE_MEMORY = "wake_up without weights"
     """It has its memory again, and waits for content."""
     INVALIDATE = "invalidate"
-    """An update begins to write into it."""
+    """An update of it failed while it was written."""
     RESTORE = "restore"
-    """An update is complete, or was undone."""
+    """All of it was updated."""
 
 
 _LEGAL: Mapping[tuple[RegionState, Change], RegionState] = {
@@ -54,7 +54,7 @@ _REFUSALS: Mapping[tuple[RegionState, Change], str] = {
     (_INVALID, Change.SLEEP): "is invalid: complete an update of it first; weights may also sleep at level 2, which"
     " reads them again",
     (_ASLEEP, Change.INVALIDATE): "sleeps and cannot be updated: call wake_up first",
-    (_INVALID, Change.INVALIDATE): "is invalid already: an update of it is under way, or failed",
+    (_INVALID, Change.INVALIDATE): "is invalid already",
     (_RESIDENT, Change.RESTORE): "is valid: no update of it is under way",
     (_ASLEEP, Change.RESTORE): "sleeps: no update of it is under way",
 }
@@ -135,14 +135,14 @@ class Regions:
             self._change(name, self._waking(name, has_content=has_content), _DISCARDED)
 
     def invalidate(self, name: str, reason: str) -> None:
-        """An update writes into the weights, or a drafter's, or failed while it did (`reason`): nothing is generated
-        with them until `restore`."""
+        """An update failed while it wrote the weights, or a drafter's (`reason`): nothing is generated with them until
+        `restore`."""
         if name == KV_CACHE:
             raise RequestError(f"{KV_CACHE} has no weights to update: name {WEIGHTS}, or a drafter's region")
         self._change(name, Change.INVALIDATE, reason)
 
     def restore(self, name: str) -> None:
-        """Weights are whole: an update is complete, or nothing of it was written."""
+        """An update of all of its weights is complete."""
         self._change(name, Change.RESTORE)
 
     def check_generates(self, drafters: Iterable[str] = ()) -> None:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from dovetail.contracts.errors import RequestError, WorkerError
+from dovetail.contracts.pausing import EngineConflict
 from dovetail.contracts.regions import KV_CACHE, WEIGHTS
 from dovetail.engine.adapters.served import ServedAdapters
 from dovetail.engine.core import EngineCore
@@ -74,9 +75,14 @@ class Sleeping:
             raise RequestError("new_weights reads the checkpoint, and for_update reads nothing: choose one")
         names = self._regions.to_wake(tags, has_content=not for_update)
         levels = {name: self._regions.level(name) for name in names}
+        if (new_weights or for_update) and levels.get(WEIGHTS) != 2:
+            option = "new_weights" if new_weights else "for_update"
+            raise EngineConflict(
+                f"{option} is for weights that sleep level 2 discarded, and no such weights would wake up: leave it out"
+            )
         _wake(self._workers, levels, new_weights=new_weights, for_update=for_update)
         self._regions.note_awake(names, has_content=not for_update)
-        if new_weights and levels.get(WEIGHTS) == 2:
+        if new_weights:
             self._weights.read_again()
 
 

@@ -37,6 +37,11 @@ class HeldWeights:
         self.pages: PagesIdentity = pages_identity(config, layout, self.report)
         """What KV pages that are computed now follow from: none of an earlier version is found in the prefix cache."""
 
+    @property
+    def is_valid(self) -> bool:
+        """Whether all are whole."""
+        return all(one.state is not RegionState.INVALID for one in self._regions.statuses)
+
     def check_valid(self) -> None:
         """Raises `WeightUpdateConflict` where some are not whole, so that they cannot be updated in part."""
         for one in self._regions.statuses:

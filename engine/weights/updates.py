@@ -129,6 +129,7 @@ class WeightUpdates:
             if not self._updated:
                 raise ModelError("the update has no bucket: call update_weights before finish_weight_update")
             self._check_idle()
+            self._check_higher(version)  # wake_up may have read another checkpoint since the start
             if self._is_partial:
                 self._held.check_valid()  # the engine may have slept since the start
             for region in self._updated:
@@ -168,12 +169,16 @@ class WeightUpdates:
             return present + 1
         if type(given) is not int:
             raise RequestError(f"weight_version {given!r} must be an integer, or None for the next one")
-        if given <= present:
-            raise WeightUpdateConflict(
-                f"weight_version {given} is not higher than {present}, which the engine has: versions never go back, so"
-                " that no KV of other weights is taken for theirs"
-            )
+        self._check_higher(given)
         return given
+
+    def _check_higher(self, version: int) -> None:
+        present = self._held.report.version
+        if version <= present:
+            raise WeightUpdateConflict(
+                f"weight_version {version} is not higher than {present}, which the engine has: versions never go back,"
+                " so that no KV of other weights is taken for theirs"
+            )
 
     def _check_started(self, phase: str) -> int:
         if self._version is None:
@@ -196,14 +201,15 @@ class WeightUpdates:
             )
 
     def _ended_by_errors(self) -> _EndedByErrors:
-        return _EndedByErrors(self.abort_weight_update)
+        return _EndedByErrors(self.abort_weight_update, lambda: self._held.is_valid)
 
 
 class _EndedByErrors:
     """Ends the update where its block raises."""
 
-    def __init__(self, abort: Callable[[], None]):
+    def __init__(self, abort: Callable[[], None], is_valid: Callable[[], bool]):
         self._abort = abort
+        self._is_valid = is_valid
 
     def __enter__(self) -> None:
         return None
@@ -216,7 +222,8 @@ class _EndedByErrors:
         except Exception as other:  # a worker that died: what happened first is what is raised
             error.add_note(f"ending the update failed too: {other}")
         else:
-            error.add_note("The update was ended; the weights are the old ones.")
+            left = "the weights are the old ones" if self._is_valid() else "some weights are invalid, as before"
+            error.add_note(f"The update was ended; {left}.")
 
 
 def _mapping(value: object, name: str) -> dict[str, Any]:

@@ -32,7 +32,11 @@ class TensorsReader(WeightReader):
         """The tensor, on the CPU."""
         if name not in self._tensors:
             raise ModelError(f"the bucket has no tensor {name!r}")
-        return self._tensors[name].detach().cpu()
+        tensor = self._tensors[name]
+        if tensor.is_meta or tensor.layout != torch.strided:
+            kind = "on the meta device, where it has no values" if tensor.is_meta else f"of layout {tensor.layout}"
+            raise ModelError(f"{name} is {kind}: send dense tensors with values")
+        return tensor.detach().cpu()
 
     def close(self) -> None:
         """Drops the tensors."""

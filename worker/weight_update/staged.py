@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from hashlib import blake2b
@@ -57,9 +58,16 @@ class StagedWeights:
             yield from reader.tensors(self._packed_formats)
 
     def digests(self) -> Iterator[tuple[str, str]]:
-        """A line for each tensor: its name, and the hash of name, dtype, shape and values."""
+        """A line for each tensor: its name, and the hash of name, dtype, shape and values. Raises `ModelError` at the
+        end where some have values that are not finite."""
+        damaged = []
         for name, weight in self.tensors():
             yield name, _digest(name, weight)
+            if not _is_finite(weight):
+                damaged.append(name)
+        if damaged:
+            more = f", and {len(damaged) - 12} more" if len(damaged) > 12 else ""
+            raise ModelError(f"weights are NaN or infinite: {', '.join(damaged[:12])}{more}")
 
     def close(self) -> None:
         """Lets go of everything. Idempotent."""
@@ -95,3 +103,12 @@ def _digest(name: str, weight: Weight) -> str:
     found = blake2b(f"{name} {kind} {tuple(weight.shape)} ".encode(), digest_size=CHECKSUM_BYTES)
     found.update(values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return f"{name} {found.hexdigest()}"
+
+
+def _is_finite(weight: Weight) -> bool:
+    """Whether all numbers are; packed ones are not looked into."""
+    if isinstance(weight, PackedTensor) or not weight.is_floating_point() or not weight.numel():
+        return True
+    narrow = weight.element_size() == 1  # which torch does not compare
+    least, most = torch.aminmax(weight.float() if narrow else weight)
+    return math.isfinite(least.item()) and math.isfinite(most.item())

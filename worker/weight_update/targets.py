@@ -19,9 +19,11 @@ from dovetail.nn.loading import WeightRules
 from dovetail.registry.bootstrap import LoadedPlugins
 from dovetail.worker.pooling.head import ScoreHead
 from dovetail.worker.weight_update.rehearsal import rehearsal_context
+from dovetail.worker.weight_update.staged import StagedWeights
 
 NamedWeights = Iterable[tuple[str, torch.Tensor | PackedTensor]]
-_NO_NUMBERS = frozenset({"bool", "uint8", "int8", "int16", "int32", "int64"})
+_INTEGERS = frozenset({"bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"})
+_NO_WEIGHTS = _INTEGERS | {"complex32", "complex64", "complex128"}
 
 
 class UpdateTarget(ABC):
@@ -31,9 +33,9 @@ class UpdateTarget(ABC):
     """Formats in which tensors may come packed."""
 
     @abstractmethod
-    def check(self, infos: Sequence[TensorInfo], *, partial: bool) -> None:
-        """Raises `ModelError` with names and shapes where tensors are missing, unknown, or of another shape or kind.
-        Writes nothing."""
+    def check(self, staged: StagedWeights, *, partial: bool) -> None:
+        """Raises `ModelError` with names and shapes where tensors are missing, unknown, or of another shape or kind, or
+        differ where they are tied. Writes nothing."""
 
     @abstractmethod
     def load(self, weights: NamedWeights, *, partial: bool) -> None:
@@ -63,18 +65,18 @@ class ModuleTarget(UpdateTarget):
         if context.quantization is not None:
             self.packed_formats = context.quantization.capabilities.packed_formats
 
-    def check(self, infos: Sequence[TensorInfo], *, partial: bool) -> None:
-        """Loads tensors without memory into a module without memory, by the family's own rules."""
-        if problems := [f"{info.name} is {info.dtype}" for info in infos if _is_no_number(info)]:
-            raise ModelError(f"weights are floating-point numbers: {', '.join(problems[:12])}")
+    def check(self, staged: StagedWeights, *, partial: bool) -> None:
+        """Loads the tensors into a module without memory, by the family's own rules."""
+        _check_dtypes(staged.infos)
+        tensors = staged.tensors()
         if self._head is not None:
-            infos = self._head.others(infos, partial=partial)
+            names = {info.name for info in self._head.others(staged.infos, partial=partial)}
+            tensors = ((name, tensor) for name, tensor in tensors if name in names)
         with torch.inference_mode():
             module: CausalLM = self._plugins.create(self._family).create(
                 self._hf_config, rehearsal_context(self._context)
             )
-            empty = ((info.name, torch.empty(info.shape, device="meta", dtype=torch.float32)) for info in infos)
-            module.load_weights(empty, partial=partial)
+            module.load_weights(((name, _unread(tensor)) for name, tensor in tensors), partial=partial)
 
     def load(self, weights: NamedWeights, *, partial: bool) -> None:
         with torch.inference_mode():
@@ -88,9 +90,10 @@ class DrafterTarget(UpdateTarget):
     def __init__(self, drafter: UpdatesWeights):
         self._drafter = drafter
 
-    def check(self, infos: Sequence[TensorInfo], *, partial: bool) -> None:
+    def check(self, staged: StagedWeights, *, partial: bool) -> None:
+        _check_dtypes(staged.infos)
         expected = self._drafter.expected_weights()
-        given = {info.name: tuple(info.shape) for info in infos}
+        given = {info.name: tuple(info.shape) for info in staged.infos}
         problems = [f"{name} {list(shape)} is not expected" for name, shape in given.items() if name not in expected]
         problems += [
             f"{name} has shape {list(shape)}, expected {list(expected[name])}"
@@ -109,6 +112,21 @@ class DrafterTarget(UpdateTarget):
             self._drafter.load_weights(numbers, partial=partial)
 
 
-def _is_no_number(info: TensorInfo) -> bool:
-    """Masks that checkpoints may hold are passed over when weights are loaded, whatever they are."""
-    return info.dtype in _NO_NUMBERS and not any(fullmatch(pattern, info.name) for pattern in WeightRules().ignored)
+def _check_dtypes(infos: Sequence[TensorInfo]) -> None:
+    """Raises `ModelError` for weights that are no floating-point numbers. Masks that checkpoints may hold are passed
+    over when weights are loaded, whatever they are."""
+    problems = [
+        f"{info.name} is {info.dtype}"
+        for info in infos
+        if info.dtype in _NO_WEIGHTS and not any(fullmatch(pattern, info.name) for pattern in WeightRules().ignored)
+    ]
+    if problems:
+        raise ModelError(f"weights are floating-point numbers: {', '.join(problems[:12])}")
+
+
+def _unread(weight: torch.Tensor | PackedTensor) -> torch.Tensor:
+    """What a rehearsal looks at: the tensor itself, of which few rows are compared where it is tied to another; of a
+    packed one, which would be unpacked, the shape."""
+    if isinstance(weight, torch.Tensor):
+        return weight
+    return torch.empty(weight.shape, device="meta", dtype=torch.float32)

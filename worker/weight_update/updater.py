@@ -76,7 +76,7 @@ class WeightUpdater:
         for name, staged in self._staged.items():
             target = self._targets[name]
             if target is not None:
-                target.check(staged.infos, partial=self._is_partial)
+                target.check(staged, partial=self._is_partial)
         return checksum_of(self._digests(), before)
 
     def commit(self) -> None:

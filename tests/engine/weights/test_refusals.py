@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from dovetail import LLM
 from dovetail.contracts.errors import ConfigError, DovetailError, ModelError, RequestError
@@ -38,9 +39,13 @@ def test_missing_tensors_are_named(make: Callable[..., LLM], new_weights: Mappin
     [
         (NORM, torch.zeros(65), r"model.norm.weight has shape \[65\], the config implies \[64\]"),
         (NORM, torch.zeros(64, dtype=torch.int64), "model.norm.weight is int64"),
+        (NORM, torch.zeros(64, dtype=torch.complex64), "model.norm.weight is complex64"),
+        (NORM, torch.zeros(64, device="meta"), "model.norm.weight is on the meta device"),
+        (NORM, torch.zeros(64).to_sparse(), "model.norm.weight is of layout torch.sparse_coo"),
+        (NORM, torch.tensor([*[1.0] * 63, float("nan")]), "NaN or infinite: model.norm.weight"),
         ("model.layers.0.mlp.extra.weight", torch.zeros(3), r"not expected \(1\).*mlp.extra.weight \[3\]"),
     ],
-    ids=("shape", "dtype", "name"),
+    ids=("shape", "dtype", "complex", "meta", "sparse", "nan", "name"),
 )
 @pytest.mark.parametrize("quantization", [None, "q8"])
 def test_what_does_not_fit_is_refused_before_anything_is_written(
@@ -177,15 +182,14 @@ def test_weights_that_were_written_in_part_serve_nobody(
 ) -> None:
     """An error while weights are written: requests are refused until all are replaced."""
     from dovetail.nn import RMSNorm
-    from dovetail.nn.loading import WeightHolder
 
     llm = make()
     old = told(llm)
     with monkeypatch.context() as patched:
         load = RMSNorm.load
 
-        def fail(self: WeightHolder, name: str, tensor: torch.Tensor) -> None:
-            if not tensor.is_meta and "layers.1" in name:
+        def fail(self: RMSNorm, name: str, tensor: torch.Tensor) -> None:
+            if not self.weight.is_meta and "layers.1" in name:
                 raise OSError("the disk is gone")
             load(self, name, tensor)
 
@@ -240,3 +244,61 @@ def test_what_the_config_leaves_out_is_named(make: Callable[..., LLM]) -> None:
     llm.start_weight_update()
     with pytest.raises(RequestError, match="there is no drafter 'heads'"):
         llm.update_weights({"weights": {}}, drafter="heads")
+
+
+@pytest.mark.parametrize("transport", ["in_process", "disk"])
+def test_tied_tensors_that_differ_are_refused_before_anything_is_written(
+    make_llm: Callable[..., LLM], tmp_path: Path, transport: str
+) -> None:
+    model = save_tiny_model(tmp_path / "tied", tiny_config("llama", tie_word_embeddings=True))
+    llm = make_llm(model={"path": str(tmp_path / "tied")}, weight_transport=transport)
+    old = told(llm)
+    table = model.state_dict()["model.embed_tokens.weight"]
+    weights = {name: 1.1 * tensor for name, tensor in model.state_dict().items()} | {"lm_head.weight": table.clone()}
+    (tmp_path / "new").mkdir()
+    save_file(weights, tmp_path / "new" / "model.safetensors")
+    llm.init_weight_transfer_engine()
+    llm.start_weight_update()
+    llm.update_weights({"weights": weights} if transport == "in_process" else {"path": str(tmp_path / "new")})
+    with pytest.raises(ModelError, match=r"and (lm_head|model\.embed_tokens)\.weight differ") as refused:
+        llm.finish_weight_update()
+    assert any("the weights are the old ones" in note for note in refused.value.__notes__)
+    assert told(llm) == old
+
+
+def test_a_version_that_was_promised_may_be_overtaken(
+    make: Callable[..., LLM], new_weights: Mapping[str, torch.Tensor]
+) -> None:
+    """By a checkpoint that is read while an update is under way."""
+    llm = make()
+    llm.init_weight_transfer_engine()
+    assert llm.start_weight_update() == 1
+    llm.sleep(2)
+    llm.wake_up(new_weights=True)
+    assert llm.weights().version == 1
+    llm.update_weights({"weights": dict(new_weights)})
+    with pytest.raises(WeightUpdateConflict, match="weight_version 1 is not higher than 1"):
+        llm.finish_weight_update()
+    assert send(llm, new_weights).version == 2
+
+
+@pytest.mark.parametrize("option", ["new_weights", "for_update"])
+def test_weights_that_were_set_aside_take_no_others(make: Callable[..., LLM], option: str) -> None:
+    llm = make()
+    llm.sleep(1)
+    with pytest.raises(EngineConflict, match=f"{option} is for weights that sleep level 2 discarded"):
+        llm.wake_up(**{option: True})
+    llm.wake_up()
+    assert llm.weights().version == 0
+
+
+def test_invalid_weights_are_not_called_the_old_ones(
+    make: Callable[..., LLM], new_weights: Mapping[str, torch.Tensor]
+) -> None:
+    llm = make()
+    llm.init_weight_transfer_engine()
+    llm.sleep(2)
+    llm.wake_up(for_update=True)
+    with pytest.raises(ModelError) as refused:
+        send(llm, {NORM: new_weights[NORM]}, num_buckets=1)
+    assert any("some weights are invalid, as before" in note for note in refused.value.__notes__)
