@@ -133,17 +133,36 @@ INLINE void store(const int dtype, void *data, int64_t i, const int64_t count, v
         memcpy((uint16_t *)data + i, &narrow, 2 * (size_t)count);
 }
 
-INLINE float sum_of(vec x) {
 #if VL == 16
-    return _mm512_reduce_add_ps((__m512)x);
+/* Adds the halves of p and those of q, then their quarters, and so on; the sums of both share a vector. */
+#define ADD_HALVES(shuffle, first, second, p, q) ((vec)shuffle(p, q, first) + (vec)shuffle(p, q, second))
+#define ADD_8(p, q) ADD_HALVES(_mm512_shuffle_f32x4, 0x44, 0xee, (__m512)(p), (__m512)(q))
+#define ADD_4(p, q) ADD_HALVES(_mm512_shuffle_f32x4, 0x88, 0xdd, (__m512)(p), (__m512)(q))
+#define ADD_2(p, q) ADD_HALVES(_mm512_shuffle_ps, 0x44, 0xee, (__m512)(p), (__m512)(q))
+#define ADD_1(p, q) ADD_HALVES(_mm512_shuffle_ps, 0x88, 0xdd, (__m512)(p), (__m512)(q))
+
+INLINE float sum_of(vec x) {
+    x = ADD_8(x, x);
+    x = ADD_4(x, x);
+    x = ADD_2(x, x);
+    return ADD_1(x, x)[0];
+}
+
+/* The sum of x[i] in place i, for 16 vectors: in the order of sum_of, with fewer operations. */
+INLINE vec sums_of(const vec *x) {
+    vec part[4];
+    UNROLL for (int i = 0; i < 4; i++) part[i] = ADD_4(ADD_8(x[i], x[4 + i]), ADD_8(x[8 + i], x[12 + i]));
+    return ADD_1(ADD_2(part[0], part[1]), ADD_2(part[2], part[3]));
+}
 #else
+INLINE float sum_of(vec x) {
     float part[VL];
     memcpy(part, &x, sizeof part);
     UNROLL for (int width = VL / 2; width > 0; width /= 2)
         UNROLL for (int i = 0; i < width; i++) part[i] += part[i + width];
     return part[0];
-#endif
 }
+#endif
 
 /* Adapters come from memory, a few rows of each at a time, which is too short for the processor to see them coming. */
 INLINE void fetch_ahead(const char *data, const int64_t bytes) {
@@ -199,6 +218,15 @@ INLINE void shrink_tile(const int dtype, const int a_dtype, const int T, const i
         shrink_step(dtype, a_dtype, T, R, x, a, stride, i, step, sum);
     }
     if (i < size) shrink_step(dtype, a_dtype, T, R, x, a, stride, i, size - i, sum);
+#if VL == 16
+    if (R > 1) {
+        vec all[16] = {{0}};
+        UNROLL for (int t = 0; t < T; t++) UNROLL for (int r = 0; r < R; r++) all[t * R + r] = sum[t][r];
+        const vec sums = sums_of(all);
+        UNROLL for (int t = 0; t < T; t++) memcpy(h[t], (const float *)&sums + t * R, 4 * (size_t)R);
+        return;
+    }
+#endif
     UNROLL for (int t = 0; t < T; t++) UNROLL for (int r = 0; r < R; r++) h[t][r] = sum_of(sum[t][r]);
 }
 
@@ -243,7 +271,8 @@ INLINE void shrink_piece(const int dtype, const int a_dtype, const LowRankLoop *
 #endif
     for (; i + 2 <= block->count; i += 2)
         shrink_ranks(dtype, a_dtype, 2, TILE_RANKS, x + i, a, size, h + i, begin, end, i == 0);
-    for (; i < block->count; i++) shrink_ranks(dtype, a_dtype, 1, FEW_ROWS_RANKS, x + i, a, size, h + i, begin, end, i == 0);
+    for (; i < block->count; i++)
+        shrink_ranks(dtype, a_dtype, 1, FEW_ROWS_RANKS, x + i, a, size, h + i, begin, end, i == 0);
 }
 
 /* ---- their way to the outputs ---- */
@@ -256,7 +285,8 @@ INLINE void expand_tile(const int dtype, const int b_dtype, const int T, const i
     UNROLL for (int t = 0; t < T; t++) UNROLL for (int v = 0; v < V; v++) sum[t][v] = (vec){0};
     for (int64_t r = 0; r < rank; r++) {
         vec row[TILE_VECTORS];
-        if (V > 1 && is_first) fetch_ahead(b + r * stride + (column + count) * bytes_of(b_dtype), V * VL * bytes_of(b_dtype));
+        if (V > 1 && is_first)
+            fetch_ahead(b + r * stride + (column + count) * bytes_of(b_dtype), V * VL * bytes_of(b_dtype));
         UNROLL for (int v = 0; v < V; v++) row[v] = load(b_dtype, b + r * stride, column + v * VL, count - v * VL);
         UNROLL for (int t = 0; t < T; t++) UNROLL for (int v = 0; v < V; v++) sum[t][v] += h[t][r] * row[v];
     }
@@ -273,7 +303,8 @@ INLINE void expand_columns(const int dtype, const int b_dtype, const int T, char
                            const int is_first) {
     for (; begin + TILE_COLUMNS <= end; begin += TILE_COLUMNS)
         expand_tile(dtype, b_dtype, T, TILE_VECTORS, y, b, stride, h, rank, begin, TILE_COLUMNS, is_first);
-    for (; begin + VL <= end; begin += VL) expand_tile(dtype, b_dtype, T, 1, y, b, stride, h, rank, begin, VL, is_first);
+    for (; begin + VL <= end; begin += VL)
+        expand_tile(dtype, b_dtype, T, 1, y, b, stride, h, rank, begin, VL, is_first);
     if (begin < end) expand_tile(dtype, b_dtype, T, 1, y, b, stride, h, rank, begin, end - begin, is_first);
 }
 
@@ -302,7 +333,8 @@ INLINE void expand_piece(const int dtype, const int b_dtype, const LowRankLoop *
 #endif
         for (; i + 2 <= block->count; i += 2)
             expand_columns(dtype, b_dtype, 2, y + i, b, stride, h + i, rank, begin, end, i == 0);
-        for (; i < block->count; i++) expand_columns(dtype, b_dtype, 1, y + i, b, stride, h + i, rank, begin, end, i == 0);
+        for (; i < block->count; i++)
+            expand_columns(dtype, b_dtype, 1, y + i, b, stride, h + i, rank, begin, end, i == 0);
     }
 }
 

@@ -98,10 +98,12 @@ def test_narrow_adapters_give_the_bits_of_wide_ones(operators: NativeOperators, 
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("threads", [1, 3])
-def test_threads_and_replays_add_the_same_adapters(operators: NativeOperators, threads: int) -> None:
-    """A large layer, whose blocks are cut for threads, and a replay that reads other slots from the same memory."""
-    case = random_low_rank([i % 5 - 1 for i in range(40)], 300, [500, 500], [16, 3, 8, 16], 16).to(torch.float32, "cpu")
+@pytest.mark.parametrize(("threads", "num_slots"), [(1, 4), (3, 4), (2, 9)])
+def test_threads_and_replays_add_the_same_adapters(operators: NativeOperators, threads: int, num_slots: int) -> None:
+    """A large layer, whose blocks are shared by threads, whole or cut, and a replay that reads other slots from the
+    same memory."""
+    slots_of_rows, ranks = [i % (num_slots + 1) - 1 for i in range(40)], [16, 3, 8, 16, 1, 16, 9, 2, 16][:num_slots]
+    case = random_low_rank(slots_of_rows, 300, [500, 500], ranks, 16).to(torch.float32, "cpu")
     expected = case.arguments[0]
     operators.add_low_rank(expected, *case.arguments[1:])
     before = torch.get_num_threads()
