@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from itertools import cycle
 from pathlib import Path
 
 import matplotlib
@@ -35,12 +36,13 @@ def main() -> None:
     parser.add_argument("plot", type=Path)
     parser.add_argument("results", type=Path, nargs="+")
     given = parser.parse_args()
+    matplotlib.rcParams["svg.hashsalt"] = "rewards"  # equal files for equal results
     figure, axes = pyplot.subplots(figsize=(7, 4))
-    for path in given.results:
+    for path, style in zip(given.results, cycle(("-", "--", ":"))):  # runs with equal seeds may have equal rewards
         rewards = smoothed(np.array([[step["reward"] for step in run] for run in json.loads(path.read_text())]))
         runs, steps = rewards.shape
         mean = rewards.mean(0)
-        (line,) = axes.plot(range(steps), mean, label=f"{path.stem}, {runs} seeds")
+        (line,) = axes.plot(range(steps), mean, style, label=f"{path.stem}, {runs} seeds")
         if runs > 1:
             half = t_quantile(runs - 1) * rewards.std(0, ddof=1) / np.sqrt(runs)
             axes.fill_between(range(steps), mean - half, mean + half, color=line.get_color(), alpha=0.2)
@@ -48,7 +50,7 @@ def main() -> None:
             axes.plot(range(steps), run, color=line.get_color(), alpha=0.25, linewidth=0.7)
     axes.set(xlabel="step", ylabel="share of short sentences", ylim=(0, 1))
     axes.legend(loc="lower right")
-    figure.savefig(given.plot, bbox_inches="tight")
+    figure.savefig(given.plot, bbox_inches="tight", metadata={"Date": None})
 
 
 if __name__ == "__main__":
