@@ -31,6 +31,14 @@ class Adapter:
         """Whether other files are in their place."""
         return current_marks(Path(self.path)) not in (None, self.marks)
 
+    @property
+    def loss(self) -> str:
+        """What a request is answered whose adapter cannot be brought to a slot any more."""
+        return (
+            f"the files of adapter {self.name!r} in {self.path} changed or are gone since it was loaded, and workers"
+            " have to read it again: put them back, or unload it and load it again"
+        )
+
     def placement(self, slot: int) -> AdapterPlacement:
         """What tells the workers to bring it to a slot."""
         return AdapterPlacement(slot, self.name, self.path, self.digest)

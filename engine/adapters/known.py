@@ -62,7 +62,7 @@ class KnownAdapters:
 
     def __init__(self, config: ResolvedConfig, lora: ResolvedLoRA, notify: Callable[[], None]):
         """`notify`: called, from any thread, when a request need not wait any more."""
-        self.slots = AdapterSlots(lora.max_loras)
+        self.slots = AdapterSlots(lora.max_loras, self._of_digest)
         self.landed: deque[WaitingRequest] = deque()
         """Requests whose adapters were read since the last step, or could not be."""
         self._config = config
@@ -134,7 +134,7 @@ class KnownAdapters:
             )
         del self._known[known.name]
         removed = known.adapter
-        if removed is not None and removed.digest not in self._digests():
+        if removed is not None and not self._of_digest(removed.digest):
             self.slots.remove(removed.digest)
 
     def pin(self, adapter: str | int) -> None:
@@ -194,8 +194,10 @@ class KnownAdapters:
                     " needs one of its own: give another, or 0"
                 )
 
-    def _digests(self) -> set[str]:
-        return {known.adapter.digest for known in self._known.values() if known.adapter is not None}
+    def _of_digest(self, digest: str) -> list[Adapter]:
+        """Those of one content that were read."""
+        adapters = [known.adapter for known in self._known.values()]
+        return [adapter for adapter in adapters if adapter is not None and adapter.digest == digest]
 
     def _read(self, name: str, path: str) -> Adapter:
         """In the reading thread."""

@@ -71,11 +71,11 @@ class ServedAdapters:
                 continue
             for sequence in waiting.sequences:
                 adapt(sequence, adapter, waiting.cache_salt)
-        lost, self._known.slots.lost = self._known.slots.lost, {}
+        lost, self._known.slots.lost = self._known.slots.lost, set()
         for entry in self._requests.entries() if lost else ():
             adapter = entry.sequences[0].adapter
             if adapter is not None and adapter.digest in lost:
-                yield entry.request_id, lost[adapter.digest]
+                yield entry.request_id, adapter.loss
 
     def start(self, request: LoRARequest) -> Future[LoadedLoRA]:
         """See `TokenEngine.start_lora`."""

@@ -22,7 +22,9 @@ PATIENCE = 64
 class AdapterSlots:
     """Asked by the KV memory in each `grant`; see `KVCacheManager`."""
 
-    def __init__(self, num_slots: int):
+    def __init__(self, num_slots: int, named: Callable[[str], Iterable[Adapter]]):
+        """`named`: gives the adapters that have a digest, each under its own name and in its own folder."""
+        self._named = named
         self._sequences: Callable[[], Iterable[Sequence]] = tuple
         self._free = list(range(num_slots - 1, -1, -1))
         self._slots: OrderedDict[str, int] = OrderedDict()
@@ -40,8 +42,8 @@ class AdapterSlots:
         """The request that has waited for a slot too long."""
         self.has_refused = False
         """Whether this schedule refused a request for want of a slot."""
-        self.lost: dict[str, str] = {}
-        """By digest, why adapters cannot be placed any more: their requests must end."""
+        self.lost: set[str] = set()
+        """Digests of adapters that cannot be placed any more: their requests must end."""
 
     @property
     def num_slots(self) -> int:
@@ -115,7 +117,7 @@ class AdapterSlots:
             self._free.append(slot)
             self._unsent = [placement for placement in self._unsent if placement.slot != slot]
         self._pinned.discard(digest)
-        self.lost.pop(digest, None)
+        self.lost.discard(digest)
 
     def clear(self) -> None:
         """The workers have lost all that was in slots. Pins stay."""
@@ -142,13 +144,16 @@ class AdapterSlots:
         return len(self._pinned)
 
     def _can_be_placed(self, adapter: Adapter) -> bool:
-        """False where its files changed, so that workers may not find what was checked."""
-        if adapter.digest not in self.lost and not adapter.is_unchanged:
-            self.lost[adapter.digest] = (
-                f"the files of adapter {adapter.name!r} in {adapter.path} changed or are gone since it was loaded, and"
-                " workers have to read it again: put them back, or unload it and load it again"
-            )
+        """False where no folder has its content any more, so that workers would not find what was checked."""
+        if adapter.digest not in self.lost and self._readable(adapter) is None:
+            self.lost.add(adapter.digest)
         return adapter.digest not in self.lost
+
+    def _readable(self, adapter: Adapter) -> Adapter | None:
+        """This one, or another of equal content, whose files are still those that were read."""
+        if adapter.is_unchanged:
+            return adapter
+        return next((twin for twin in self._named(adapter.digest) if twin.is_unchanged), None)
 
     def _place(self, adapter: Adapter) -> None:
         """Gives an adapter a slot that is free or can be made so."""
@@ -158,7 +163,7 @@ class AdapterSlots:
             self._free.append(self._slots.pop(victim))
         slot = self._slots[adapter.digest] = self._free.pop()
         self._unsent = [placement for placement in self._unsent if placement.slot != slot]
-        self._unsent.append(adapter.placement(slot))
+        self._unsent.append((self._readable(adapter) or adapter).placement(slot))
 
     def _victim(self) -> str | None:
         """The adapter that makes room; None where all are in use."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -184,6 +185,27 @@ def test_a_step_that_cannot_bring_an_adapter_to_its_slot_fails_its_requests_alon
     assert [output.error for output in run(engine).values()] == [None, None]
 
 
+def test_any_folder_of_equal_content_is_read(
+    make_llm: MakeLLM, make_adapter: MakeAdapter, plans: list[StepPlan]
+) -> None:
+    engine = make_llm(lora={"enabled": True}).engine
+    first, twin, other = make_adapter("first", 1), make_adapter("twin", 1), make_adapter("other", 2)
+    for lora in (first, twin, other):
+        engine.add_lora(lora)
+    shutil.rmtree(first.lora_path)
+    for index, lora in enumerate((first, twin)):
+        engine.add_request(lora.lora_name, PROMPT[index:], GREEDY, lora_request=LoRARequest(lora.lora_name))
+    assert [output.error for output in run(engine).values()] == [None, None]
+    assert placed(plans) == ["twin"]
+    add(engine, "other", other)  # takes the one slot
+    run(engine)
+    shutil.rmtree(twin.lora_path)
+    for lora in (first, twin):
+        engine.add_request(lora.lora_name, PROMPT, GREEDY, lora_request=LoRARequest(lora.lora_name))
+    for name, output in run(engine).items():
+        assert f"the files of adapter {name!r} in" in str(output.error)
+
+
 def test_siblings_and_beams_have_the_adapter_of_their_request(
     make_llm: MakeLLM, make_adapter: MakeAdapter, make_merged: Callable[..., LLM]
 ) -> None:
@@ -226,7 +248,7 @@ def sequence(adapter: Adapter, status: RequestStatus = RequestStatus.RUNNING) ->
 
 
 def test_slots_forget_what_a_failed_step_should_have_placed() -> None:
-    slots = AdapterSlots(1)
+    slots = AdapterSlots(1, lambda digest: ())
     adapter = Adapter("a", "/nowhere", "digest", 4, 1, ())
     object.__setattr__(adapter, "marks", None)  # as files that are gone are now
     slots.claim(sequence(adapter))
