@@ -69,6 +69,8 @@ class KnownAdapters:
         self._lora = lora
         self._notify = notify
         self._known: dict[str, KnownAdapter] = {}
+        self._failed: deque[KnownAdapter] = deque()
+        """Those that could not be read, and are to be forgotten. The reading thread appends."""
         self._space: AdapterSpace | None = None
         """The reading thread's."""
         self._reader = ThreadPoolExecutor(1, "dovetail-adapter")
@@ -90,8 +92,9 @@ class KnownAdapters:
         """
         if not isinstance(request, LoRARequest):
             raise RequestError(f"lora_request must be a LoRARequest(name, id, path), got {request!r}")
+        self._forget_failed()
         name, path = request.lora_name, os.path.abspath(os.path.expanduser(request.lora_path))
-        found = self._find(name)
+        found = self._known.get(name)
         self._check_id(request, found)
         if found is not None:
             if request.lora_path and path != found.path:
@@ -102,10 +105,14 @@ class KnownAdapters:
             return found
         if not request.lora_path:
             known = f"loaded are {', '.join(sorted(self._known))}" if self._known else "none is loaded"
-            raise AdapterNotFound(f"no adapter {name!r} is loaded ({known}): load it, or give lora_path")
+            raise AdapterNotFound(
+                f"no adapter {name!r} is loaded ({known}): load it first (add_lora, or a LoRARequest with lora_path;"
+                " over HTTP /v1/load_lora_adapter)"
+            )
         int_id = request.lora_int_id or 1 + max((each.int_id for each in self._known.values()), default=0)
         known_ = KnownAdapter(name, int_id, path, self._reader.submit(self._read, name, path))
         self._known[name] = known_
+        known_.reading.add_done_callback(partial(self._note_failure, known_))
         return known_
 
     def refuse_changed(self, known: KnownAdapter) -> None:
@@ -153,8 +160,9 @@ class KnownAdapters:
 
     def get(self, adapter: str | int) -> KnownAdapter:
         """An adapter by name or number. Raises `AdapterNotFound`."""
-        for known in list(self._known.values()):
-            if not known.has_failed and adapter == (known.name if isinstance(adapter, str) else known.int_id):
+        self._forget_failed()
+        for known in self._known.values():
+            if adapter == (known.name if isinstance(adapter, str) else known.int_id):
                 return known
         names = list(self._known)
         hint = nearest(adapter, names) if isinstance(adapter, str) and names else f"loaded are {', '.join(names)}"
@@ -172,12 +180,16 @@ class KnownAdapters:
         """Nothing is read any more. Does not wait."""
         self._reader.shutdown(wait=False)
 
-    def _find(self, name: str) -> KnownAdapter | None:
-        found = self._known.get(name)
-        if found is not None and found.has_failed:
-            del self._known[name]
-            return None
-        return found
+    def _note_failure(self, known: KnownAdapter, reading: Future[Adapter]) -> None:
+        if known.has_failed:
+            self._failed.append(known)
+
+    def _forget_failed(self) -> None:
+        """Their names and numbers are free again."""
+        while self._failed:
+            known = self._failed.popleft()
+            if self._known.get(known.name) is known:
+                del self._known[known.name]
 
     def _check_id(self, request: LoRARequest, found: KnownAdapter | None) -> None:
         if not request.lora_int_id:
@@ -188,7 +200,7 @@ class KnownAdapters:
                 " was given: give the number that it has, or 0"
             )
         for other in self._known.values():
-            if other.int_id == request.lora_int_id and other.name != request.lora_name and not other.has_failed:
+            if other.int_id == request.lora_int_id and other.name != request.lora_name:
                 raise AdapterConflict(
                     f"lora_int_id {request.lora_int_id} is that of adapter {other.name!r}, and {request.lora_name!r}"
                     " needs one of its own: give another, or 0"

@@ -132,6 +132,17 @@ def test_an_adapter_of_a_deeper_model_names_the_layers(llm: LLM, tmp_path: Path)
     assert "no linear layer that takes adapters called model.layers.2." in text
 
 
+def test_refused_adapters_leave_no_name_and_no_number(llm: LLM, adapter: Path, tmp_path: Path) -> None:
+    for name in ("bad", "worse"):
+        with pytest.raises(AdapterNotFound):
+            llm.add_lora(LoRARequest(name, 0, str(tmp_path / name)))
+    assert llm.add_lora(LoRARequest("good", 0, str(adapter))).int_id == 1
+    with pytest.raises(AdapterNotFound, match=r"no adapter 'bad' is loaded \(loaded are good\): load it first"):
+        llm.generate([[1, 2]], use_tqdm=False, lora_request=LoRARequest("bad"))
+    with pytest.raises(AdapterNotFound, match=r"no adapter 7 is loaded: loaded are good$"):
+        llm.remove_lora(7)
+
+
 def test_a_rank_that_no_slot_holds(llm: LLM, tmp_path: Path, tiny_llama: tuple[Path, Any]) -> None:
     text = refusal(llm, save_adapter(tmp_path / "adapter", tiny_llama[0], seed=1, rank=16))
     assert "its rank is 16, and slots hold up to 8: raise lora.max_rank" in text
