@@ -316,7 +316,8 @@ class TokenEngine:
     def add_lora(self, request: LoRARequest) -> LoadedLoRA:
         """Reads an adapter and checks it, so that requests may name it; one that is loaded stays as it is. Raises
         `RequestError` for what is no adapter of this model, `AdapterNotFound` where its folder is not there,
-        `AdapterConflict` where name or number is another's, or files changed since they were read: unload it first."""
+        `AdapterConflict` where name or number is another's, or files changed since they were read: unload it first; and
+        where it was removed while it was read."""
         return self.start_lora(request).result()
 
     @exclusive

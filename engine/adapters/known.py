@@ -58,7 +58,7 @@ class WaitingRequest:
 
 
 class KnownAdapters:
-    """Made with an engine that serves adapters; used by its thread."""
+    """Made with an engine that serves adapters; used by its thread, but for what says otherwise."""
 
     def __init__(self, config: ResolvedConfig, lora: ResolvedLoRA, notify: Callable[[], None]):
         """`notify`: called, from any thread, when a request need not wait any more."""
@@ -168,6 +168,10 @@ class KnownAdapters:
         hint = nearest(adapter, names) if isinstance(adapter, str) and names else f"loaded are {', '.join(names)}"
         raise AdapterNotFound(f"no adapter {adapter!r} is loaded: {hint if names else 'none is'}")
 
+    def has(self, known: KnownAdapter) -> bool:
+        """Whether it was not removed. From any thread."""
+        return self._known.get(known.name) is known
+
     def listed(self, num_requests: Callable[[str], int]) -> list[LoadedLoRA]:
         """Those that were read, in the order in which they were named."""
         return [
@@ -188,7 +192,7 @@ class KnownAdapters:
         """Their names and numbers are free again."""
         while self._failed:
             known = self._failed.popleft()
-            if self._known.get(known.name) is known:
+            if self.has(known):
                 del self._known[known.name]
 
     def _check_id(self, request: LoRARequest, found: KnownAdapter | None) -> None:
@@ -233,7 +237,7 @@ class KnownAdapters:
 
 
 def describe(known: KnownAdapter, adapter: Adapter, slots: AdapterSlots, num_requests: int) -> LoadedLoRA:
-    """What `list_loras` reports of an adapter."""
+    """What `list_loras` reports of an adapter. From any thread."""
     return LoadedLoRA(
         name=known.name,
         int_id=known.int_id,

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 
 from dovetail.config.resolved import ResolvedConfig
 from dovetail.contracts.errors import RequestError
-from dovetail.contracts.lora import LoadedLoRA, LoRARequest
+from dovetail.contracts.lora import AdapterConflict, LoadedLoRA, LoRARequest
 from dovetail.engine.adapters.adapter import Adapter
 from dovetail.engine.adapters.known import KnownAdapter, KnownAdapters, describe
 from dovetail.engine.adapters.slots import AdapterSlots
@@ -20,7 +20,8 @@ Adapt = Callable[[Sequence, Adapter, str | None], None]
 
 
 class ServedAdapters:
-    """Used by the engine's thread, but for `has_news`."""
+    """Used by the engine's thread, but for `has_news`, and for the answers of `start`, which the reading thread makes:
+    those use only what says that it may be asked from any thread."""
 
     def __init__(self, config: ResolvedConfig, requests: RequestTable, notify: Callable[[], None]):
         """`notify`: called, from any thread, when there is news."""
@@ -88,6 +89,8 @@ class ServedAdapters:
             error = reading.exception()
             if error is not None:
                 answer.set_exception(error)
+            elif not served.has(known):
+                answer.set_exception(AdapterConflict(f"adapter {known.name!r} was removed while it was read"))
             else:
                 answer.set_result(describe(known, reading.result(), served.slots, self._num_requests(known.name)))
 
@@ -128,5 +131,5 @@ class ServedAdapters:
         return self._known
 
     def _num_requests(self, name: str) -> int:
-        """Unfinished requests that use an adapter."""
+        """Unfinished requests that use an adapter. From any thread."""
         return sum(entry.adapter == name for entry in self._requests.entries())

@@ -127,7 +127,7 @@ class AdapterSlots:
         self._pinned = pinned
 
     def has(self, digest: str) -> bool:
-        """Whether an adapter of this content has a slot."""
+        """Whether an adapter of this content has a slot. From any thread."""
         return digest in self._slots
 
     def pin(self, digest: str) -> None:
@@ -135,7 +135,7 @@ class AdapterSlots:
         self._pinned.add(digest)
 
     def is_pinned(self, digest: str) -> bool:
-        """Whether it keeps its slot."""
+        """Whether it keeps its slot. From any thread."""
         return digest in self._pinned
 
     @property

@@ -184,6 +184,20 @@ def test_an_adapter_in_use_is_not_unloaded(make_llm: MakeLLM, make_adapter: Make
         engine.add_request("b", PROMPT, GREEDY, lora_request=LoRARequest("pirate"))
 
 
+def test_an_adapter_that_is_removed_while_it_is_read_is_not_loaded(
+    make_llm: MakeLLM, make_adapter: MakeAdapter
+) -> None:
+    engine, lora = make_llm(lora=ON).engine, make_adapter("pirate")
+    with reading_stopped(engine):
+        first = engine.start_lora(lora)
+        engine.remove_lora("pirate")
+        again = engine.start_lora(lora)
+    with pytest.raises(AdapterConflict, match="adapter 'pirate' was removed while it was read"):
+        first.result()
+    assert again.result().name == "pirate"
+    assert len(engine.list_loras()) == 1
+
+
 def test_a_reload_under_one_name_never_meets_the_kv_of_the_old_one(
     make_llm: MakeLLM, make_adapter: MakeAdapter, tiny_llama: tuple[Path, Any]
 ) -> None:
