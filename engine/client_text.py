@@ -75,13 +75,17 @@ class ClientText:
     async def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> ChatPrompt:
         """See `EngineClient.render_chat`."""
         size = max(_num_chars(messages), INSTANT_CHARS)  # templates take longer than their text, and read tools too
-        prefix = options.pop("required_prefix_token_ids", None)
+        prefix, keeps = options.pop("required_prefix_token_ids", None), options.pop("keep_rewritten", False)
+        if type(keeps) is not bool:
+            raise RequestError(f"keep_rewritten must be true or false, got {keeps!r}")
         if prefix is None:
+            if keeps:
+                raise RequestError("keep_rewritten is about required_prefix_token_ids: give those too, or leave it out")
             return await self._run(size, partial(_rendered, self._known(), messages, options))
         ids = as_token_ids("required_prefix_token_ids", prefix)
         self._inputs.check_ids("required_prefix_token_ids", ids)
         eos_token_ids = self._inputs.eos_token_ids
-        return await self._run(size, partial(_continued, self._known(), messages, options, ids, eos_token_ids))
+        return await self._run(size, partial(_continued, self._known(), messages, options, ids, eos_token_ids, keeps))
 
     def token_texts(self, token_ids: Iterable[int]) -> list[str]:
         """See `EngineClient.token_texts`."""
@@ -123,6 +127,7 @@ def _continued(
     options: Mapping[str, Any],
     model_ids: Sequence[int],
     eos_token_ids: Sequence[int],
+    keep_rewritten: bool,
 ) -> ChatPrompt:
     """As `_rendered`, with `model_ids` in place of what the template has for the same turns."""
     if not eos_token_ids:
@@ -139,7 +144,12 @@ def _continued(
     rendering = chat.prompt["prompt_token_ids"]
     try:
         ids, verdict = replace_prefix_tokens(
-            model_ids, so_far_ids, rendering, eos_token_ids=eos_token_ids, decode=decode
+            model_ids,
+            so_far_ids,
+            rendering,
+            eos_token_ids=eos_token_ids,
+            decode=decode,
+            keep_rewritten=keep_rewritten,
         )
     except ValueError as error:
         raise RequestError(f"required_prefix_token_ids: {error}") from error

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from dovetail.config.resolved import Component, ResolvedConfig, ResolvedSpeculation
 from dovetail.contracts.engine_client import DialectFacts, EngineFacts, GrammarFacts, PoolingFacts, RuleFacts
 from dovetail.contracts.scheduler import Scheduler
@@ -77,8 +80,15 @@ def _pooling_facts(config: ResolvedConfig) -> PoolingFacts:
         skips_prefix=pooling.skips_prefix,
         hidden_size=config.model.size.hidden_size,
         num_labels=pooling.num_labels,
+        labels=_labels(config.model.hf_config, pooling.num_labels),
         normalizes=pooling.normalizes,
     )
+
+
+def _labels(hf_config: Mapping[str, Any], count: int) -> tuple[str, ...]:
+    names = hf_config.get("id2label")
+    known = {str(number): str(name) for number, name in names.items()} if isinstance(names, Mapping) else {}
+    return tuple(known.get(str(number), f"LABEL_{number}") for number in range(count))
 
 
 def _rules(speculation: ResolvedSpeculation) -> dict[str, RuleFacts]:

@@ -76,6 +76,8 @@ class PoolingFacts:
     """Dimensions of an embedding."""
     num_labels: int = 0
     """Labels of the checkpoint's score head; 0: it has none."""
+    labels: tuple[str, ...] = ()
+    """Their names, as its config has them, or "LABEL_0", "LABEL_1", ..."""
     normalizes: bool = True
     """Whether embeddings get length 1 where a request does not say."""
 
@@ -246,10 +248,11 @@ class EngineClient(Protocol):
 
     async def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> ChatPrompt:
         """The prompt of a conversation, by the model's chat template. `options`: chat_template,
-        add_generation_prompt, continue_final_message, tools, required_prefix_token_ids, and variables of the template.
-        `required_prefix_token_ids`: prompt and completion of the last turn as the model saw and produced them, which
-        the prompt begins with where the template leaves their text as it was (`ChatPrompt.prefix` says whether).
-        Raises `RequestError`."""
+        add_generation_prompt, continue_final_message, tools, required_prefix_token_ids, keep_rewritten, and variables
+        of the template. `required_prefix_token_ids`: prompt and completion of the last turn as the model saw and
+        produced them, which the prompt begins with where the template leaves their text as it was
+        (`ChatPrompt.prefix` says whether); with `keep_rewritten` also where the template writes other text for the same
+        turns. Raises `RequestError`."""
 
     def token_texts(self, token_ids: Iterable[int]) -> list[str]:
         """The text of each token, special ones included; bytes that are no UTF-8 become U+FFFD."""

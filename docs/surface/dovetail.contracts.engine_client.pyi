@@ -41,6 +41,7 @@ class PoolingFacts:
     skips_prefix: frozenset[str] = frozenset()
     hidden_size: int = 0
     num_labels: int = 0
+    labels: tuple[str, ...] = ()
     normalizes: bool = True
 
 

@@ -27,6 +27,7 @@ _OF_CHAT = (
     "add_generation_prompt",
     "continue_final_message",
     "required_prefix_token_ids",
+    "keep_rewritten",
 )
 
 
@@ -44,6 +45,7 @@ class TokenizeRequest(Body, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     required_prefix_token_ids: list[int] | None = None
+    keep_rewritten: bool | None = None
 
 
 class DetokenizeRequest(Body, kw_only=True):
@@ -56,7 +58,7 @@ class DetokenizeRequest(Body, kw_only=True):
 class TokenizeRoute(Route):
     """POST /tokenize and /detokenize."""
 
-    contract = (1, 7)
+    contract = (1, 8)
 
     def __init__(self, options: PluginOptions, host: RouteHost):
         super().__init__(options, host)

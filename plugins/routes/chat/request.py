@@ -62,6 +62,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     required_prefix_token_ids: list[int] | None = None
+    keep_rewritten: bool | None = None
     echo: bool | None = None
     documents: Messages | None = None
 
@@ -150,7 +151,7 @@ def turn_of(body: ChatRequest) -> Turn:
         "chat_template": body.chat_template,
     }
     # Only where they are given: a template that does not read one of them refuses it.
-    for name in ("reasoning_effort", "documents", "required_prefix_token_ids"):
+    for name in ("reasoning_effort", "documents", "required_prefix_token_ids", "keep_rewritten"):
         if getattr(body, name) is not None:
             options[name] = getattr(body, name)
     return Turn(

@@ -40,7 +40,7 @@ class ChatOptions(PluginOptions):
 class ChatRoute(Route):
     """POST /v1/chat/completions, and /v1/chat/completions/render, which shows the prompt and generates nothing."""
 
-    contract = (1, 7)
+    contract = (1, 8)
     Options = ChatOptions
     options: ChatOptions
 

@@ -32,7 +32,7 @@ class ExplainRoute(Route):
     """POST /v1/explain/... says what an endpoint would do with a body, GET /v1/explain/ID what was done for a request
     that runs or has lately ended."""
 
-    contract = (1, 7)
+    contract = (1, 8)
 
     def __init__(self, options: PluginOptions, host: RouteHost):
         super().__init__(options, host)

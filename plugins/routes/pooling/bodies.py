@@ -32,14 +32,25 @@ class PoolingFields(Body, kw_only=True):
         return self.user or None
 
 
-class EmbeddingRequest(PoolingFields, kw_only=True):
-    """OpenAI's fields, vLLM's extra ones, and `normalize`."""
+class InputFields(PoolingFields, kw_only=True):
+    """Texts, each of which is pooled by itself."""
 
     input: Prompts
+    add_special_tokens: bool | None = None
+
+
+class EmbeddingRequest(InputFields, kw_only=True):
+    """OpenAI's fields, vLLM's extra ones, and `normalize`."""
+
     encoding_format: Format | None = None
     dimensions: int | None = None
     normalize: bool | None = None
-    add_special_tokens: bool | None = None
+
+
+class ClassifyRequest(InputFields, kw_only=True):
+    """vLLM's fields."""
+
+    use_activation: bool | None = None
 
 
 class PoolingRequest(EmbeddingRequest, kw_only=True):

@@ -1,10 +1,10 @@
-"""The endpoints /v1/embeddings, /score, /rerank and /pooling."""
+"""The endpoints /v1/embeddings, /classify, /score, /rerank and /pooling."""
 
 from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import orjson
@@ -14,13 +14,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dovetail.contracts.plugin import PluginOptions
-from dovetail.contracts.pooling_params import EMBED, PooledStates, PoolingParams
+from dovetail.contracts.pooling_params import CLASSIFY, EMBED, PooledStates, PoolingParams
 from dovetail.contracts.prompts import TokensPrompt
 from dovetail.contracts.route import APIError, Route, RouteHost, ServedModel
 from dovetail.plugins.routes.pooling.answers import Input, answers_of, usage_of
 from dovetail.plugins.routes.pooling.bodies import (
+    ClassifyRequest,
     EmbeddingRequest,
     Format,
+    InputFields,
     PoolingFields,
     PoolingRequest,
     RerankRequest,
@@ -47,15 +49,16 @@ class PoolingRouteOptions(PluginOptions):
 
 
 class PoolingRoute(Route):
-    """POST /v1/embeddings, /score, /rerank and /pooling."""
+    """POST /v1/embeddings, /classify, /score, /rerank and /pooling."""
 
-    contract = (1, 7)
+    contract = (1, 8)
     Options = PoolingRouteOptions
     options: PoolingRouteOptions
 
     def __init__(self, options: PoolingRouteOptions, host: RouteHost):
         super().__init__(options, host)
         self._embeddings = BodyReader(EmbeddingRequest)
+        self._classifications = BodyReader(ClassifyRequest)
         self._poolings = BodyReader(PoolingRequest)
         self._scores = BodyReader(ScoreRequest)
         self._reranks = BodyReader(RerankRequest)
@@ -64,6 +67,7 @@ class PoolingRoute(Route):
         """See `Route.router`."""
         router = APIRouter(tags=["pooling"])
         router.post("/v1/embeddings", openapi_extra=body_schema(EmbeddingRequest))(self.embed)
+        router.post("/classify", openapi_extra=body_schema(ClassifyRequest))(self.classify)
         router.post("/pooling", openapi_extra=body_schema(PoolingRequest))(self.pool)
         for prefix in ("", "/v1"):
             router.post(f"{prefix}/score", openapi_extra=body_schema(ScoreRequest))(self.score)
@@ -80,6 +84,18 @@ class PoolingRoute(Route):
         )
         how = self._submission(request, body, params, model, "embd")
         return await self._results(body, how, model, kind="embedding", key="embedding")
+
+    async def classify(self, request: Request) -> Response:
+        """The label that fits each text best, and the scores of all labels."""
+        body = await self._classifications.read(request)
+        model = await self.host.find_model(body.model)
+        facts = self.host.engine.facts
+        params = pooling_params(body, facts, CLASSIFY, use_activation=body.use_activation)
+        how = self._submission(request, body, params, model, "classify")
+        inputs, at_once = await self._inputs(body), self.options.inputs_at_once
+        answers = await answers_of(self.host.engine, inputs, how, PooledStates.floats, at_once)
+        data = [_classified(i, answer.value, facts.pooling.labels) for i, answer in enumerate(answers)]
+        return json_response({**self._head(how, model), "data": data, "usage": usage_of(answers)})
 
     async def pool(self, request: Request) -> Response:
         """What a task makes of each text: a vector, scores, or one of these for each token."""
@@ -131,7 +147,7 @@ class PoolingRoute(Route):
         data = [{"object": kind, "index": i, key: answer.value} for i, answer in enumerate(answers)]
         return json_response({**self._head(how, model), "data": data, "usage": usage_of(answers)})
 
-    async def _inputs(self, body: EmbeddingRequest) -> list[Input]:
+    async def _inputs(self, body: InputFields) -> list[Input]:
         texts = texts_of(body.input, "input", self.options.max_inputs)
         inputs = []
         for index, text in enumerate(texts):
@@ -153,6 +169,13 @@ class PoolingRoute(Route):
 
     def _head(self, how: PooledSubmission, model: ServedModel) -> dict[str, Any]:
         return {"id": how.response_id, "object": "list", "created": int(time.time()), "model": model.name}
+
+
+def _classified(index: int, scores: list[float], labels: Sequence[str]) -> dict[str, Any]:
+    """An entry of /classify, of vLLM's form. Labels of a pooler that goes by no score head have no names."""
+    best = max(range(len(scores)), key=scores.__getitem__)
+    label = labels[best] if best < len(labels) else None
+    return {"index": index, "label": label, "probs": scores, "num_classes": len(scores)}
 
 
 def _writer(encoding: Format | None) -> Callable[[PooledStates], Any]:

@@ -12,6 +12,7 @@ _RESERVED = frozenset(
         "add_generation_prompt",
         "chat_template",
         "continue_final_message",
+        "keep_rewritten",
         "messages",
         "required_prefix_token_ids",
         "self",

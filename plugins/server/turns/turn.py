@@ -17,7 +17,7 @@ from dovetail.plugins.server.structured import FormFields, form_field
 from dovetail.plugins.server.turns.formats import expression_of, form_of
 from dovetail.plugins.server.turns.tools import ToolSet
 
-_NAMED = ("tools ", "required_prefix_token_ids")
+_NAMED = ("tools ", "required_prefix_token_ids", "keep_rewritten")
 """How messages begin that are about another field than the messages."""
 
 MAX_SHOWN = 8

@@ -230,6 +230,35 @@ def test_any_task_can_be_asked_for(decoder: Stage, cross_encoder: Stage) -> None
     assert found["data"] == pytest.approx(cross_encoder.llm.classify("a cat", use_tqdm=False)[0].outputs.probs)
 
 
+@pytest.mark.parametrize("options", [{}, {"use_activation": False}])
+def test_texts_are_classified(cross_encoder: Stage, options: dict[str, Any]) -> None:
+    answer = cross_encoder.http.post("/classify", json={"input": TEXTS, **options}).json()
+    expected = cross_encoder.llm.classify(TEXTS, pooling_params=PoolingParams(**options), use_tqdm=False)
+    assert [one.pop("probs") for one in answer["data"]] == [pytest.approx(one.outputs.probs) for one in expected]
+    assert answer["data"] == [{"index": i, "label": "LABEL_0", "num_classes": 1} for i in range(3)]
+    assert answer["id"].startswith("classify-")
+    assert answer["usage"]["prompt_tokens"] == sum(len(one.prompt_token_ids) for one in expected)
+
+
+def test_the_best_label_has_the_name_that_the_checkpoint_gives_it(tmp_path: Path) -> None:
+    config = encoder_config(tmp_path, num_labels=3)
+    names = {"0": "sad", "1": "glad", "2": "neither"}
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "id2label": names}))
+    for stage in staged(config):
+        answer = stage.http.post("/classify", json={"input": "a cat"}).json()
+        (expected,) = stage.llm.classify("a cat", use_tqdm=False)
+        (found,) = answer["data"]
+        assert found["probs"] == pytest.approx(expected.outputs.probs)
+        assert found["label"] == names[str(found["probs"].index(max(found["probs"])))]
+        assert found["num_classes"] == 3
+
+
+def test_a_model_without_labels_classifies_nothing(decoder: Stage, check_error: CheckError) -> None:
+    response = decoder.http.post("/classify", json={"input": "a cat"})
+    assert "no score head" in check_error(response, 400, "model")["message"]
+
+
 def test_what_became_of_a_request_is_explained_by_its_id(encoder: Stage) -> None:
     answer = encoder.http.post("/v1/embeddings", json={"input": TEXTS, "request_id": "mine"}).json()
     assert answer["id"] == "embd-mine"

@@ -79,6 +79,19 @@ def test_a_turn_that_is_rewritten_is_said_to_be(words: Served, first: dict[str, 
     assert second["tokens"][verdict["index"]] != body["required_prefix_token_ids"][verdict["index"]]
 
 
+def test_a_turn_that_is_rewritten_is_kept_where_the_request_says_so(words: Served, first: dict[str, Any]) -> None:
+    body = {**next_body(first, said="the cat sat down"), "keep_rewritten": True}
+    prefix = body["required_prefix_token_ids"]
+    second = words.post(CHAT, {**body, **words.says("yes")})
+    rendered = words.post("/tokenize", {"messages": body["messages"]})["tokens"]
+    verdict = second["prefix_verdict"]
+    assert (verdict["preserved"], verdict["outcome"]) == (True, "rewritten")
+    assert second["prompt_token_ids"] == prefix + rendered[verdict["resumed_at"] :]
+    assert words.post("/tokenize", body)["tokens"] == second["prompt_token_ids"]
+    alone = words.post(CHAT, {"messages": QUESTION, "keep_rewritten": True}, status=400)
+    assert alone["error"]["param"] == "keep_rewritten"
+
+
 def test_the_first_frame_of_a_stream_has_the_verdict(words: Served, first: dict[str, Any]) -> None:
     body = {**next_body(first), **words.says("yes"), "stream": True}
     lines = words.client.post(CHAT, json=body).text.splitlines()
