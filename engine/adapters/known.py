@@ -17,7 +17,7 @@ from dovetail.config.tree import nearest
 from dovetail.contracts.errors import ConfigError, ModelError, RequestError
 from dovetail.contracts.lora import AdapterConflict, AdapterNotFound, LoadedLoRA, LoRARequest
 from dovetail.engine.adapters.adapter import Adapter
-from dovetail.engine.adapters.fitting import check_fit
+from dovetail.engine.adapters.fitting import check_fit, check_numbers
 from dovetail.engine.adapters.slots import AdapterSlots
 from dovetail.engine.sequence import Sequence
 from dovetail.worker.adapters.peft_files import current_marks, open_adapter
@@ -222,6 +222,7 @@ class KnownAdapters:
             if self._space is None:
                 self._space = plan_space(self._config, self._lora)
             check_fit(files, self._space)
+            check_numbers(files, self._space)
             digest = files.digest()
             if current_marks(files.path) != files.marks:
                 raise ModelError(f"the files in {path} changed while they were read: load it again")

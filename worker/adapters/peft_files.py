@@ -25,6 +25,7 @@ _DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _MAX_HEADER = 64 << 20
 _PIECE = 1 << 22
 _LISTED = 4
+_FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 
 _UNSUPPORTED: Mapping[str, str] = {
     "use_dora": "DoRA (use_dora), which also scales the weights",
@@ -268,13 +269,18 @@ def _layer(path: Path, config: Mapping[str, Any], name: str, pair: Mapping[str, 
             " and [out_features, rank] of one rank"
         )
     rank = _pattern_value(config, "rank_pattern", name, config.get("r", a.shape[0]))
+    if isinstance(rank, bool) or not isinstance(rank, int | float):
+        raise ModelError(
+            f"{path / CONFIG_FILE}: the rank of {name} is {rank!r}, which is no number: r and the values of"
+            " rank_pattern are integers"
+        )
     if rank != a.shape[0]:
         raise ModelError(
             f"{path}: {name} has rank {a.shape[0]}, and {CONFIG_FILE} says {rank}: the two files are not of one adapter"
         )
     alpha = _pattern_value(config, "alpha_pattern", name, config.get("lora_alpha", rank))
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
-        raise ModelError(f"{path / CONFIG_FILE}: lora_alpha {alpha!r} is no number")
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not -_FLOAT32_MAX <= alpha <= _FLOAT32_MAX:
+        raise ModelError(f"{path / CONFIG_FILE}: lora_alpha {alpha!r} is no number that float32 holds")
     return StoredLayer(a, b, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
 
 

@@ -94,8 +94,11 @@ def _read(placement: AdapterPlacement) -> dict[str, LowRank]:
             f"the files of adapter {placement.name!r} in {placement.path} changed since it was loaded: unload it and"
             " load it again"
         )
-    return {name: LowRank(_tensor(a, layer.a), _tensor(b, layer.b), layer.scale) for name, layer, a, b in files.data()}
+    return {
+        name: LowRank(as_tensor(a, layer.a), as_tensor(b, layer.b), layer.scale) for name, layer, a, b in files.data()
+    }
 
 
-def _tensor(data: bytearray, stored: StoredMatrix) -> torch.Tensor:
+def as_tensor(data: bytearray, stored: StoredMatrix) -> torch.Tensor:
+    """A matrix of `AdapterFiles.data`, in its shape and dtype; shares the memory of `data`."""
     return torch.frombuffer(data, dtype=_DTYPES[stored.dtype]).reshape(stored.shape)

@@ -58,7 +58,9 @@ def refusal(llm: LLM, adapter: Path) -> str:
         ({"target_parameters": ["mlp.experts.gate_up_proj"]}, ["experts", "merge_and_unload"]),
         ({"peft_type": "IA3"}, ["'IA3'", "only LORA"]),
         ({"r": 5}, ["has rank 4, and adapter_config.json says 5"]),
+        ({"r": "4"}, ["the rank of model.layers.0.", "is '4', which is no number"]),
         ({"lora_alpha": "much"}, ["lora_alpha 'much' is no number"]),
+        ({"lora_alpha": 1e39}, ["lora_alpha 1e+39 is no number that float32 holds"]),
     ],
 )
 def test_a_config_that_asks_for_what_is_not_served(
@@ -104,11 +106,19 @@ def test_a_config_that_asks_for_what_is_not_served(
             ),
             ["experts of a mixture", "merge_and_unload"],
         ),
+        (
+            lambda t: t[f"{Q_PROJ}.lora_B.weight"][3, 1].fill_(torch.nan),
+            ["lora_B of model.layers.0.self_attn.q_proj holds NaN or infinity"],
+        ),
+        (
+            lambda t: t[f"{Q_PROJ}.lora_B.weight"][3, 1].fill_(3e38),
+            ["lora_B of model.layers.0.self_attn.q_proj times its scale has numbers beyond float32"],
+        ),
         (lambda t: t.update({name: tensor.to(torch.int64) for name, tensor in t.items()}), ["dtype I64", "floats"]),
     ],
     ids=[
         *("A without B", "nothing", "no pair", "DoRA", "bias", "embeddings", "saved modules", "other", "output layer"),
-        *("experts", "integers"),
+        *("experts", "NaN", "too large", "integers"),
     ],
 )
 def test_tensors_that_are_no_adapter_of_linear_layers(
