@@ -17,6 +17,7 @@ from dovetail.config.tree import nearest
 from dovetail.contracts.errors import ConfigError, ModelError, RequestError
 from dovetail.contracts.lora import AdapterConflict, AdapterNotFound, LoadedLoRA, LoRARequest
 from dovetail.engine.adapters.adapter import Adapter
+from dovetail.engine.adapters.completeness import check_whole
 from dovetail.engine.adapters.fitting import check_fit, check_numbers
 from dovetail.engine.adapters.slots import AdapterSlots
 from dovetail.engine.sequence import Sequence
@@ -222,6 +223,7 @@ class KnownAdapters:
             if self._space is None:
                 self._space = plan_space(self._config, self._lora)
             check_fit(files, self._space)
+            check_whole(files, self._space)
             check_numbers(files, self._space)
             digest = files.digest()
             if current_marks(files.path) != files.marks:

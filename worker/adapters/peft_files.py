@@ -25,6 +25,8 @@ _DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _MAX_HEADER = 64 << 20
 _PIECE = 1 << 22
 _LISTED = 4
+_SELECTING = ("layers_to_transform", "layers_pattern", "exclude_modules")
+"""Keys of the config that leave out some of the layers that `target_modules` names."""
 _FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 
 _UNSUPPORTED: Mapping[str, str] = {
@@ -68,6 +70,9 @@ class StoredLayer:
         return self.a.shape[0]
 
 
+Targets = str | tuple[str, ...]
+"""`target_modules` of a config: a pattern of whole names, "all-linear", or ends of names."""
+
 Marks = tuple[tuple[int, int, int], ...]
 """Of each file: i-node, size, and time of change in nanoseconds."""
 
@@ -80,6 +85,8 @@ class AdapterFiles:
     layers: Mapping[str, StoredLayer]
     """By the dotted name of the layer in the checkpoint."""
     marks: Marks
+    targets: Targets | None
+    """Which layers were trained; None where the config does not say so by their names alone."""
 
     @property
     def rank(self) -> int:
@@ -150,7 +157,7 @@ def open_adapter(path: Path) -> AdapterFiles:
         raise ModelError(_missing_files(path))
     config = _read_config(path)
     matrices = _read_header(path / TENSOR_FILE)
-    return AdapterFiles(path, _layers(path, config, matrices), marks)
+    return AdapterFiles(path, _layers(path, config, matrices), marks, _targets(config))
 
 
 def _missing_files(path: Path) -> str:
@@ -296,6 +303,23 @@ def _pattern_value(config: Mapping[str, Any], key: str, name: str, default: Any)
         except re.error as error:
             raise ModelError(f"{CONFIG_FILE}: {key} has {pattern!r}, which is no pattern: {error}") from None
     return default
+
+
+def _targets(config: Mapping[str, Any]) -> Targets | None:
+    targets = config.get("target_modules")
+    if any(config.get(key) not in (None, [], "") for key in _SELECTING) or not targets:
+        return None
+    if isinstance(targets, list) and all(isinstance(target, str) for target in targets):
+        return tuple(targets)
+    return targets if isinstance(targets, str) and _is_pattern(targets) else None
+
+
+def _is_pattern(text: str) -> bool:
+    try:
+        re.compile(text)
+    except re.error:
+        return False
+    return True
 
 
 def _some(items: list[str]) -> str:

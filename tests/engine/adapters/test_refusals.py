@@ -142,6 +142,61 @@ def test_an_adapter_of_a_deeper_model_names_the_layers(llm: LLM, tmp_path: Path)
     assert "no linear layer that takes adapters called model.layers.2." in text
 
 
+def without(tensors: dict[str, torch.Tensor], *parts: str) -> None:
+    """Takes out the layers of these names."""
+    for name in [name for name in tensors if any(part in name for part in parts)]:
+        del tensors[name]
+
+
+@pytest.mark.parametrize(
+    "targets",
+    [["q_proj", "down_proj"], r".*\.(q_proj|down_proj)", "all-linear"],
+    ids=["ends of names", "pattern", "all"],
+)
+@pytest.mark.parametrize(
+    ("gone", "listed"),
+    [
+        ("layers.1.", "model.layers.1.self_attn.q_proj, model.layers.1.mlp.down_proj"),
+        ("layers.0.mlp", "model.layers.0.mlp.down_proj"),
+    ],
+)
+def test_an_adapter_that_lacks_layers_of_its_targets(
+    llm: LLM, tmp_path: Path, tiny_llama: tuple[Path, Any], targets: Any, gone: str, listed: str
+) -> None:
+    ends = ("q_proj", "down_proj")
+    adapter = save_adapter(tmp_path / "adapter", tiny_llama[0], 1, targets=ends, target_modules=targets)
+    change_tensors(adapter, lambda tensors: without(tensors, gone))
+    text = refusal(llm, adapter)
+    assert all(name in text for name in listed.split(", "))
+    assert text.count("_proj") == listed.count("_proj")
+
+
+@pytest.mark.parametrize(
+    ("config", "gone"),
+    [
+        ({"layers_to_transform": [0]}, "layers.1."),
+        ({"layers_to_transform": 0, "layers_pattern": "layers"}, "layers.1."),
+        ({"exclude_modules": [r"layers.1.mlp.down_proj"]}, "layers.1.mlp.down_proj"),
+        ({"target_modules": ["q_proj", "layers.0.mlp.down_proj"]}, "layers.1.mlp.down_proj"),
+        ({"target_modules": r".*layers\.0\..*|.*q_proj"}, "layers.1.mlp.down_proj"),
+        ({"target_modules": ["q_proj", "down_proj", "c_attn"], "rank_pattern": {"q_proj": 4}}, "nothing"),
+        (
+            {"target_modules": ["q_proj", "down_proj", "up_proj"]},
+            "nothing",
+        ),  # up_proj may be fused where it was trained
+        ({"target_modules": None}, "layers.1."),
+        ({"target_modules": "("}, "layers.1."),
+    ],
+)
+def test_layers_that_may_be_left_out(
+    llm: LLM, tmp_path: Path, tiny_llama: tuple[Path, Any], config: dict[str, Any], gone: str
+) -> None:
+    given = {"target_modules": ["q_proj", "down_proj"]} | config
+    adapter = save_adapter(tmp_path / "adapter", tiny_llama[0], 1, targets=("q_proj", "down_proj"), **given)
+    change_tensors(adapter, lambda tensors: without(tensors, gone))
+    assert llm.add_lora(LoRARequest("pirate", 0, str(adapter))).name == "pirate"
+
+
 def test_refused_adapters_leave_no_name_and_no_number(llm: LLM, adapter: Path, tmp_path: Path) -> None:
     for name in ("bad", "worse"):
         with pytest.raises(AdapterNotFound):
