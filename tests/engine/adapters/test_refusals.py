@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,24 @@ Q_PROJ = f"{PREFIX}model.layers.0.self_attn.q_proj"
 LAYER = f"{PREFIX}model.layers.0"
 
 
+@pytest.fixture(scope="module")
+def shared_llm(tiny_llama: tuple[Path, Any]) -> Iterator[LLM]:
+    sections: dict[str, Any] = {
+        "model": {"path": str(tiny_llama[0]), "tokenizer_mode": "none", "dtype": "float32", "max_model_len": 256},
+        "cache": {"block_size": 4, "num_blocks": 400},
+        "executor": {"threads": 1},
+        "lora": {"enabled": True, "max_rank": 8},
+    }
+    with LLM(**sections) as created:
+        yield created
+
+
 @pytest.fixture
-def llm(make_llm: MakeLLM) -> LLM:
-    return make_llm(lora={"enabled": True, "max_rank": 8})
+def llm(shared_llm: LLM) -> Iterator[LLM]:
+    """One for all tests; adapters of a test are unloaded after it."""
+    yield shared_llm
+    for each in shared_llm.list_loras():
+        shared_llm.remove_lora(each.name)
 
 
 @pytest.fixture
