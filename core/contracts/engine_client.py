@@ -260,7 +260,8 @@ class EngineClient(Protocol):
     async def add_lora(self, request: LoRARequest) -> LoadedLoRA:
         """Reads an adapter and checks it, so that requests may name it; steps go on meanwhile. Raises `RequestError`
         for what is no adapter of this model, `AdapterNotFound` where its folder is not there, `AdapterConflict` for a
-        name that another adapter has, and for files that changed since they were read."""
+        name that another adapter has, for files that changed since they were read, and for an adapter that was removed
+        while it was read."""
 
     async def remove_lora(self, adapter: str | int) -> None:
         """Unloads an adapter, by name or number. Raises `AdapterNotFound`, and `AdapterConflict` while requests use
