@@ -41,5 +41,8 @@ class InProcessTransport(WeightTransport):
             raise RequestError("weights names a tensor twice in one bucket")
         for name, tensor in tensors.items():
             if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
-                raise RequestError(f"weights has {name!r}: {type(tensor).__name__}; it maps names to tensors")
+                raise RequestError(
+                    f"weights has {name!r}: {type(tensor).__name__}; it maps names to tensors of this process. A"
+                    " trainer in another one sends by disk, ipc or collective"
+                )
         return TensorsReader(tensors)
