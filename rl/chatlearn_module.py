@@ -45,13 +45,16 @@ class RolloutModule:
 
     def __init__(
         self,
-        config: str | Path | Mapping[str, Any] | LayeredConfig | None = None,
+        model: str | Mapping[str, Any] | None = None,
         *,
         model_args: ModuleOptions,
+        config: str | Path | Mapping[str, Any] | LayeredConfig | None = None,
         options: Iterable[str] = (),
         **keywords: Any,
     ):
-        """`config`, `options` and `keywords`: as `LLMEngine.from_config`. Raises `ConfigError`."""
+        """`model`, `config`, `options` and `keywords`: as `LLM`. Raises `ConfigError`."""
+        if model is not None:
+            keywords["model"] = model
         self.model_args = model_args
         self._config = load_config(config, keywords=keywords, overrides=options)
         self._engine: LLMEngine | None = None

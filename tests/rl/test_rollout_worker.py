@@ -182,19 +182,39 @@ def test_workers_report_their_devices(worker: AsyncRolloutWorker) -> None:
     assert asyncio.run(worker.report_device_id()) == ["cpu"]
 
 
+CHAT: dict[str, Any] = {"dtype": "float32", "max_model_len": 512, "cache": {"num_blocks": 60}}
+
+
 @pytest.fixture
 def chat_folder(tmp_path: Path) -> Path:
     save_chat_model(tmp_path, FAMILIES["hermes"])
     return tmp_path
 
 
+def test_texts_are_completed_as_generate_does(chat_folder: Path) -> None:
+    prompts = ["Once upon a time", "Hi"]
+    worker = AsyncRolloutWorker(str(chat_folder), rollout=RolloutOptions(max_new_tokens=8), **CHAT)
+
+    async def ask() -> list[tuple[int, Any]]:
+        return [ready async for ready in worker.generate_text_async({"prompts": prompts}, greedy=True)]
+
+    try:
+        ready = sorted(asyncio.run(ask()))
+    finally:
+        asyncio.run(worker.shutdown())
+    with LLM(str(chat_folder), **CHAT) as llm:
+        expected = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=8), use_tqdm=False)
+    assert ready == [(i, {"texts": [output.outputs[0].text]}) for i, output in enumerate(expected)]
+    assert any(output.outputs[0].text for output in expected)
+
+
 def test_a_server_over_the_same_engine_keeps_prefix_ids(chat_folder: Path) -> None:
-    config = {
-        "model": {"path": str(chat_folder), "dtype": "float32", "max_model_len": 512},
-        "cache": {"num_blocks": 60},
-    }
     worker = AsyncRolloutWorker(
-        rollout=RolloutOptions(max_new_tokens=4), weight_transport="in_process", expose_http_server=True, **config
+        str(chat_folder),
+        rollout=RolloutOptions(max_new_tokens=4),
+        weight_transport="in_process",
+        expose_http_server=True,
+        **CHAT,
     )
     weights = dict(load_file(chat_folder / "model.safetensors"))
     try:
