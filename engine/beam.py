@@ -31,7 +31,9 @@ class BeamSearch:
     """Beam search for one prompt at a time."""
 
     def __init__(self, engine: LLMEngine, params: BeamSearchParams, lora_request: LoRARequest | None = None):
-        """`lora_request`: an adapter that is loaded."""
+        """`lora_request`: an adapter that is loaded. Raises `RequestError`."""
+        if not isinstance(params, BeamSearchParams):
+            raise RequestError(f"beam_search takes BeamSearchParams(beam_width=...), got {type(params).__name__}")
         self._lora_request = lora_request
         self._engine = engine
         self._params = params

@@ -189,14 +189,19 @@ def foreign_names() -> Mapping[str, ForeignName]:
     return {name: entry for project in reversed(projects()) for name, entry in project.names.items()}
 
 
-def hint(word: str, known: Iterable[str]) -> str:
-    """For an unknown key: what became of another project's name, if it is one, or else the nearest known keys."""
+def hint(word: str, known: Iterable[str], section: str = "") -> str:
+    """For an unknown key: what became of another project's name, if it is one, or else the nearest known keys.
+    `section`: where the key is, dotted. A drafter that has a `path` of its own means that by "model", not `model.path`.
+    """
+    known = list(known)
     project = project_of(word)
     if project is None:
         return nearest(word, known)
     name = project.names[word]
     if name.status == "works" and name.key is not None:
-        return f"{project.title}'s {word} is {name.key} here"
+        last = name.key.rpartition(".")[2]
+        place = f"{section}.{last}" if section and last != "name" and last in known else name.key
+        return f"{project.title}'s {word} is {place} here"
     return f"{project.title}'s {word} is {name.status}: {name.refusal}" if name.instead else nearest(word, known)
 
 

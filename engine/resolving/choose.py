@@ -318,7 +318,7 @@ class Question(Generic[P]):
         for key in self.section.options:
             if key not in options:
                 path = (*self._slot.path, key)
-                near = hint(key, options | set(known_keys(type(self.section))))
+                near = hint(key, options | set(known_keys(type(self.section))), dotted(self._slot.path))
                 raise ConfigError(f"unknown key '{dotted(path)}' ({self._state.layered.origin(path)}){whose}: {near}")
 
 

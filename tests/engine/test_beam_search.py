@@ -142,6 +142,8 @@ def test_an_end_in_the_middle_leaves_nothing_behind(
 
 def test_refusals(make_llm: Callable[..., LLM]) -> None:
     llm = make_llm()
+    with pytest.raises(RequestError, match=r"takes BeamSearchParams\(beam_width=...\), got SamplingParams"):
+        llm.beam_search([[5]], SamplingParams())  # type: ignore[arg-type]
     with pytest.raises(RequestError, match=r"temperature must be 0 or 1, not 0\.5"):
         llm.beam_search([[5]], BeamSearchParams(beam_width=2, max_tokens=2, temperature=0.5))
     with pytest.raises(RequestError, match="beam_width must be at least 1"):

@@ -287,3 +287,10 @@ def test_an_executor_that_declares_nothing_is_refused(resolve_over):
 def test_a_refusal_names_what_can_be_used_in_its_place(resolve_tiny):
     with pytest.raises(ConfigError, match=r"CPUExecutor runs (?s:.)*\nWhat can be used here: multiproc, or auto\."):
         resolve_tiny(executor={"name": "cpu", "tensor_parallel": 2})
+
+
+def test_anothers_name_for_the_model_is_the_drafters_path_in_its_section(resolve_tiny: Any) -> None:
+    """vLLM's speculative_config has "model"; `model.path` is the target's."""
+    drafters = {"small": {"name": "draft_model", "model": "./small"}}
+    with pytest.raises(ConfigError, match=r"unknown key 'speculative\.drafters\.small\.model' .*\.small\.path here$"):
+        resolve_tiny(speculative={"drafters": drafters})
