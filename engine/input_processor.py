@@ -18,7 +18,7 @@ from dovetail.contracts.prompts import Prompt
 from dovetail.contracts.sampling import SamplingParams, as_token_ids
 from dovetail.engine.output_grammars import OutputGrammars
 from dovetail.engine.pooling.params import NEUTRAL, settled
-from dovetail.engine.pooling.scores import pair_prompt
+from dovetail.engine.pooling.scores import check_not_empty, pair_prompt
 from dovetail.engine.request_fields import check_salt
 from dovetail.engine.tokenization.cutting import encode_start
 from dovetail.engine.tokenization.tokenizer import Tokenizer
@@ -171,6 +171,7 @@ class InputProcessor:
         return pair_prompt(self._tokenizer, first, second, has_types=has_types, most=most)
 
     def _process_pooling(self, prompt: Prompt, params: PoolingParams) -> ProcessedInput:
+        check_not_empty(prompt)
         text, token_ids, cache_salt = self._read(prompt, params.truncate_prompt_tokens, num_output=0)
         return ProcessedInput(
             prompt=text,

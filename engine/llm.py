@@ -31,7 +31,7 @@ from dovetail.engine.pooling.outputs import (
     ScoringRequestOutput,
 )
 from dovetail.engine.pooling.params import as_task, check_sampling
-from dovetail.engine.pooling.scores import cosines, pair_prompt, pair_scores, pairs_of
+from dovetail.engine.pooling.scores import cosines, for_each, pair_prompt, pair_scores
 from dovetail.engine.progress import GenerationProgress
 from dovetail.engine.tokenization.tokenizer import Tokenizer
 
@@ -234,17 +234,17 @@ class LLM:
         A model with a score head of one label, a cross-encoder, reads both texts of a pair as one prompt. Any other is
         asked for the embeddings of both, and the score is their cosine. Otherwise as `encode`.
         """
-        pairs = pairs_of(as_prompts(data_1), as_prompts(data_2))
-        facts = self.engine.facts
+        first, second = as_prompts(data_1), as_prompts(data_2)
+        firsts, facts = for_each(first, second), self.engine.facts
         if facts.pooling.num_labels == 1:
-            has_types, params = facts.num_token_types > 0, as_task(pooling_params, len(pairs), CLASSIFY)
+            has_types, params = facts.num_token_types > 0, as_task(pooling_params, len(second), CLASSIFY)
             most = params[0].truncate_prompt_tokens
+            pairs = zip(firsts, second, strict=True)
             joined = [pair_prompt(self.engine.tokenizer, *pair, has_types=has_types, most=most) for pair in pairs]
             return pair_scores(self.encode(joined, params, use_tqdm=use_tqdm, lora_request=lora_request))
-        prompts = [prompt for pair in pairs for prompt in pair]
-        return cosines(
-            self.encode(prompts, pooling_params, use_tqdm=use_tqdm, lora_request=lora_request, pooling_task=EMBED)
-        )
+        prompts = [*first, *second]  # one that goes with many is embedded once
+        outputs = self.encode(prompts, pooling_params, use_tqdm=use_tqdm, lora_request=lora_request, pooling_task=EMBED)
+        return cosines(outputs[: len(first)], outputs[len(first) :])
 
     def get_tokenizer(self) -> Tokenizer | None:
         """The tokenizer, or None with tokenizer_mode none."""

@@ -95,7 +95,10 @@ def _for_each(first: Sequence[One], second: Sequence[Any]) -> list[One]:
 
 def _cosine(a: list[float], b: list[float]) -> float:
     lengths = math.hypot(*a) * math.hypot(*b)
-    return math.fsum(x * y for x, y in zip(a, b, strict=True)) / lengths if lengths else 0.0
+    if not lengths:
+        return 0.0
+    # Rounding may put the quotient of two equal embeddings a bit above 1.
+    return max(-1.0, min(1.0, math.fsum(x * y for x, y in zip(a, b, strict=True)) / lengths))
 
 
 def _itself(states: PooledStates) -> PooledStates:

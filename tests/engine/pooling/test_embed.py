@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 
 from dovetail import LLM, AsyncLLMEngine, LLMEngine, PoolingParams, SamplingParams
 from dovetail.contracts.errors import RequestError
+from dovetail.engine.pooling import scores
 from dovetail.engine.pooling.outputs import PoolingRequestOutput
 from dovetail.testing.tiny_encoders import save_tiny_encoder
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
@@ -73,8 +75,29 @@ def test_fewer_dimensions_are_the_first_ones_normalized_again(make_llm: MakeLLM)
 def test_the_score_of_two_texts_is_the_cosine_of_their_embeddings(make_llm: MakeLLM) -> None:
     llm = make_llm()
     first, second, third = (torch.tensor(o.outputs.embedding) for o in llm.embed(PROMPTS[:3], use_tqdm=False))
-    scores = [o.outputs.score for o in llm.score(PROMPTS[0], PROMPTS[1:3], use_tqdm=False)]
-    assert scores == pytest.approx([float(first @ second), float(first @ third)], abs=1e-6)
+    found = [o.outputs.score for o in llm.score(PROMPTS[0], PROMPTS[1:3], use_tqdm=False)]
+    assert found == pytest.approx([float(first @ second), float(first @ third)], abs=1e-6)
+
+
+def test_a_text_that_goes_with_many_is_embedded_once(make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = make_llm()
+    added, add = [], llm.engine.add_request
+
+    def count(*args: Any, **keywords: Any) -> None:
+        added.append(args)
+        add(*args, **keywords)
+
+    monkeypatch.setattr(llm.engine, "add_request", count)
+    assert len(llm.score(PROMPTS[0], PROMPTS, use_tqdm=False)) == len(PROMPTS)
+    assert len(added) == 1 + len(PROMPTS)
+
+
+def test_no_cosine_exceeds_1() -> None:
+    """By rounding, the quotient of sum and lengths does."""
+    vectors = [[0.1 * i, 0.7, 1.1] for i in range(100)]
+    assert any(math.fsum(x * x for x in v) / math.hypot(*v) ** 2 > 1 for v in vectors)
+    assert all(1 - 1e-12 < scores.cosine(v, v) <= 1 for v in vectors)
+    assert all(-1 <= scores.cosine(v, [-x for x in v]) < 1e-12 - 1 for v in vectors)
 
 
 def test_one_engine_embeds_and_generates_at_once(make_llm: MakeLLM, tiny_llama: tuple[Path, Any]) -> None:

@@ -150,6 +150,9 @@ def test_a_cross_encoder_reads_both_texts_of_a_pair(tmp_path: Path) -> None:
         with torch.no_grad():
             logits = oracle(torch.tensor([pair.ids]), token_type_ids=torch.tensor([pair.type_ids])).logits[0]
         assert output.outputs.score == pytest.approx(float(logits.sigmoid()), abs=1e-5)
+    for ask in (llm.embed, llm.encode, llm.classify, lambda text: llm.score(text, "a")):
+        with pytest.raises(RequestError, match="is empty: give text or token ids"):  # not special tokens alone
+            ask("")
     llm.shutdown()
 
 
