@@ -1,6 +1,6 @@
 """`RolloutModule`: an engine that writes rollouts, in the shape of ChatLearn's modules.
 
-    module = RolloutModule("./my-model", model_args=ModuleOptions(seq_length=512, max_new_tokens=256))
+    module = RolloutModule(model="./my-model", model_args=ModuleOptions(seq_length=512, max_new_tokens=256))
     module.setup()
     dataset = module.build_dataset(prompts)
     rollouts = module.forward_step(dataset.collate_fn(dataset.data))
@@ -45,16 +45,13 @@ class RolloutModule:
 
     def __init__(
         self,
-        model: str | Mapping[str, Any] | None = None,
+        config: str | Path | Mapping[str, Any] | LayeredConfig | None = None,
         *,
         model_args: ModuleOptions,
-        config: str | Path | Mapping[str, Any] | LayeredConfig | None = None,
         options: Iterable[str] = (),
         **keywords: Any,
     ):
-        """`model`, `config`, `options` and `keywords`: as `LLM`. Raises `ConfigError`."""
-        if model is not None:
-            keywords["model"] = model
+        """`config`, `options` and `keywords`: as `LLMEngine.from_config`. Raises `ConfigError`."""
         self.model_args = model_args
         self._config = load_config(config, keywords=keywords, overrides=options)
         self._engine: LLMEngine | None = None

@@ -1,6 +1,6 @@
 """`AsyncRolloutWorker`: an engine that writes rollouts, with the method names of NeMo RL's asynchronous vLLM worker.
 
-    worker = AsyncRolloutWorker("./my-model", rollout=RolloutOptions(max_new_tokens=64), weight_transport="disk")
+    worker = AsyncRolloutWorker(model="./my-model", rollout=RolloutOptions(max_new_tokens=64), weight_transport="disk")
     async for index, result in worker.generate_async({"input_ids": ids, "input_lengths": lengths}):
         ...  # samples in the order in which they end
     await worker.update_weights([{"path": "./step-1"}])
@@ -50,23 +50,20 @@ class AsyncRolloutWorker:
 
     def __init__(
         self,
-        model: str | Mapping[str, Any] | None = None,
+        config: str | Path | Mapping[str, Any] | LayeredConfig | None = None,
         *,
         rollout: RolloutOptions,
-        config: str | Path | Mapping[str, Any] | LayeredConfig | None = None,
         expose_http_server: bool = False,
         http_server: str = HTTP_SERVER,
         options: Iterable[str] = (),
         **keywords: Any,
     ):
-        """`model`, `config`, `options` and `keywords`: as `LLM`, whose errors it raises.
+        """`config`, `options` and `keywords`: as `LLMEngine.from_config`, whose errors it raises.
 
         `expose_http_server`: the section `server` of the config is served by a thread of this process, over the same
         engine; at a free port where the section names none. `http_server`: "module:function" of what serves, called
         as `configured_server(engine, server, port=port)`, a context manager whose value has a `url`.
         """
-        if model is not None:
-            keywords["model"] = model
         layered = load_config(config, keywords=keywords, overrides=options)
         self.rollout = rollout
         self.engine = AsyncLLMEngine.from_config(layered)

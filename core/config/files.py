@@ -44,7 +44,9 @@ def read_file(path: Path, kind: str = "config file") -> FileContent:
     """
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
-        hint = f"; if this is a model, its place is model.path (--model {path})" if path.exists() else ""
+        hint = (
+            f"; if this is a model, its place is model.path (--model {path}, model= in Python)" if path.exists() else ""
+        )
         raise ConfigError(f"{path} is no {kind}, whose name ends in {', '.join(sorted(_READERS))}{hint}")
     text = _read_text(path, kind)
     try:

@@ -319,4 +319,4 @@ def test_a_model_in_the_place_of_a_config_hints_at_the_flag(name, tmp_path):
     path.write_bytes(b"GGUF") if path.suffix else path.mkdir()
     result = invoke(explain_command.app, path)
     assert isinstance(result.exception, ConfigError)
-    assert f"if this is a model, its place is model.path (--model {path})" in str(result.exception)
+    assert f"if this is a model, its place is model.path (--model {path}, model= in Python)" in str(result.exception)

@@ -230,7 +230,7 @@ def test_options_that_no_request_may_have_are_refused(folder: Path, changes: dic
 
 
 def test_a_module_without_engine_says_what_to_call(folder: Path) -> None:
-    module = RolloutModule(str(folder), model_args=options())
+    module = RolloutModule(model=str(folder), model_args=options())
     with pytest.raises(RequestError, match="call setup first"):
         module.forward_step({"input_ids": [[1]]})
     module.shutdown()

@@ -193,7 +193,7 @@ def chat_folder(tmp_path: Path) -> Path:
 
 def test_texts_are_completed_as_generate_does(chat_folder: Path) -> None:
     prompts = ["Once upon a time", "Hi"]
-    worker = AsyncRolloutWorker(str(chat_folder), rollout=RolloutOptions(max_new_tokens=8), **CHAT)
+    worker = AsyncRolloutWorker(model=str(chat_folder), rollout=RolloutOptions(max_new_tokens=8), **CHAT)
 
     async def ask() -> list[tuple[int, Any]]:
         return [ready async for ready in worker.generate_text_async({"prompts": prompts}, greedy=True)]
@@ -210,7 +210,7 @@ def test_texts_are_completed_as_generate_does(chat_folder: Path) -> None:
 
 def test_a_server_over_the_same_engine_keeps_prefix_ids(chat_folder: Path) -> None:
     worker = AsyncRolloutWorker(
-        str(chat_folder),
+        model=str(chat_folder),
         rollout=RolloutOptions(max_new_tokens=4),
         weight_transport="in_process",
         expose_http_server=True,
