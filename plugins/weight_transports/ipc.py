@@ -128,8 +128,13 @@ class _Sender:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
+        # A sender's address is never used again.
+        self._socket.setsockopt(zmq.RECONNECT_IVL, -1)
+        self._socket.setsockopt(zmq.SNDTIMEO, 0)
+        self._end = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._end, zmq.POLLIN)
         self._poller.register(self._process, zmq.POLLIN)
         try:
             self._socket.connect(info.address)
@@ -148,12 +153,18 @@ class _Sender:
 
     def close(self) -> None:
         """Once."""
+        self._socket.disable_monitor()
+        self._end.close()
         self._socket.close()
         self._context.term()
         os.close(self._process)
 
     def _say(self, message: Mapping[str, int]) -> None:
-        self._socket.send(json.dumps({"connection": self._info.connection, "rank": self._rank, **message}).encode())
+        body = json.dumps({"connection": self._info.connection, "rank": self._rank, **message}).encode()
+        try:
+            self._socket.send(body)
+        except zmq.Again as error:  # nobody is connected
+            raise self._closed() from error
 
     def _handle(self, bucket: int) -> Handle:
         """That of `bucket`. Those before it belong to updates that were aborted."""
@@ -161,8 +172,10 @@ class _Sender:
         while True:
             ready = dict(self._poller.poll(max(0, int(1000 * (deadline - time.monotonic())))))
             if self._socket not in ready:
-                if ready:
+                if self._process in ready:
                     raise self._gone()
+                if ready:
+                    raise self._closed()
                 raise ModelError(f"the sender did not offer bucket {bucket} within timeout_s={self._timeout_s:g}")
             try:
                 handle = Handle.model_validate_json(self._socket.recv())
@@ -188,6 +201,12 @@ class _Sender:
             return torch.frombuffer(mmap.mmap(segment, handle.size, access=mmap.ACCESS_COPY), dtype=torch.uint8)
         finally:
             os.close(segment)
+
+    def _closed(self) -> ModelError:
+        return ModelError(
+            f"the sender has closed its connection, and its process {self._info.pid} lives on: connect to another with"
+            " init_weight_transfer_engine"
+        )
 
     def _gone(self, why: str = "") -> ModelError:
         return ModelError(

@@ -77,6 +77,15 @@ def test_a_sender_that_falls_silent_is_given_up(make: Callable[..., LLM]) -> Non
             llm.update_weights({"names": ["a"], "dtype_names": ["float32"], "shapes": [[2]], "bucket": 1})
 
 
+def test_a_sender_that_closes_is_noticed_though_its_process_lives_on(make: Callable[..., LLM]) -> None:
+    llm = make(weight_transport={"name": "ipc", "timeout_s": 20})
+    with WeightSender() as sender:
+        llm.init_weight_transfer_engine(sender.init_info())
+        llm.start_weight_update()
+    with pytest.raises(ModelError, match="has closed its connection"):
+        llm.update_weights({"names": ["a"], "dtype_names": ["float32"], "shapes": [[2]], "bucket": 1})
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
