@@ -18,13 +18,15 @@ from dovetail.contracts.outputs import CompletionOutput, RequestOutput
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.engine.llm import LLM
 
+_LARGEST_EXPONENT = 600.0
 TrainerLogProbs = Callable[[Sequence[int], Sequence[int]], Sequence[float]]
 """Token ids of a prompt and of its output to the log probability of each output token."""
 
 
 @dataclass(frozen=True)
 class LogprobDifference:
-    """Differences of log probabilities, in nats, over all output tokens. Ratios are exp(trainer - engine)."""
+    """Differences of log probabilities, in nats, over all output tokens. Ratios are exp(trainer - engine), and at most
+    e^600, about 4e260, so that all numbers are finite however far off a trainer is."""
 
     num_sequences: int
     num_tokens: int
@@ -166,7 +168,9 @@ def _trainers(
 
 def _summary(parts: Sequence[NDArray[np.float64]], clip: float) -> LogprobDifference:
     differences = np.concatenate(parts)
-    sizes, ratios = np.abs(differences), np.exp(differences)
+    bounded = np.minimum(differences, _LARGEST_EXPONENT)
+    sizes, ratios = np.abs(differences), np.exp(bounded)
+    weights = np.exp(differences - differences.max())  # ratios, of which the largest is 1
     at = int(sizes.argmax())
     starts = np.cumsum([0, *map(len, parts)])
     sequence = int(np.searchsorted(starts, at, side="right")) - 1
@@ -178,11 +182,11 @@ def _summary(parts: Sequence[NDArray[np.float64]], clip: float) -> LogprobDiffer
         max=float(sizes[at]),
         worst=(sequence, at - int(starts[sequence])),
         bias=float(differences.mean()),
-        kl=float((np.expm1(differences) - differences).mean()),
+        kl=float((np.expm1(bounded) - differences).mean()),
         ratio_mean=float(ratios.mean()),
         ratio_min=float(ratios.min()),
         ratio_max=float(ratios.max()),
         clip=clip,
         clipped=float((np.abs(ratios - 1) > clip).mean()),
-        effective=float(ratios.sum() ** 2 / (len(ratios) * (ratios**2).sum())),
+        effective=float(weights.sum() ** 2 / (len(weights) * (weights**2).sum())),
     )

@@ -75,6 +75,19 @@ def test_the_numbers_of_known_differences(outputs: list[RequestOutput]) -> None:
     assert found.effective == pytest.approx(sum(ratios) ** 2 / (36 * sum(r * r for r in ratios)))
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("far", "largest", "effective"), [(2000.0, math.exp(600), 1 / 36), (-2000.0, 1.0, 35 / 36)])
+def test_numbers_are_finite_however_far_off_a_trainer_is(
+    outputs: list[RequestOutput], far: float, largest: float, effective: float
+) -> None:
+    found = logprob_difference(outputs, shifted(outputs, [far] + [0.0] * 35))
+    assert found.ratio_max == pytest.approx(largest)
+    assert found.effective == pytest.approx(effective)
+    assert all(math.isfinite(number) for number in (found.kl, found.ratio_mean, found.bias, found.max))
+    all_far = logprob_difference(outputs, shifted(outputs, [far] * 36))
+    assert (all_far.effective, all_far.clipped) == (pytest.approx(1), 1)
+
+
 def test_the_table_has_every_number(outputs: list[RequestOutput]) -> None:
     table = logprob_difference(outputs, shifted(outputs, [0.0] * 35 + [0.5])).table()
     lines = dict(line.split("  ", 1) for line in table.splitlines())
