@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from dovetail.testing.quirks import Quirk as Quirk
     from dovetail.testing.route_suite import GeneratingRouteSuite as GeneratingRouteSuite
     from dovetail.testing.route_suite import RouteSuite as RouteSuite
+    from dovetail.testing.router_suite import RouterSuite as RouterSuite
     from dovetail.testing.scheduler_suite import SchedulerSuite as SchedulerSuite
     from dovetail.testing.source_suite import ExistingModel as ExistingModel
     from dovetail.testing.source_suite import ModelSourceSuite as ModelSourceSuite
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from dovetail.testing.transport_suite import WeightSender as WeightSender
     from dovetail.testing.transport_suite import WeightTransportSuite as WeightTransportSuite
 
-VERSION = ContractVersion(1, 16)
+VERSION = ContractVersion(1, 17)
 """Of this package's modules, which go by it together. A suite may get tests in a minor version: they ask for what the
 contract says already."""
 
@@ -68,6 +69,7 @@ _MODULES = {
     "GeneratingRouteSuite": "route_suite",
     "Quirk": "quirks",
     "RouteSuite": "route_suite",
+    "RouterSuite": "router_suite",
     "GrammarSuite": "grammar_suite",
     "HooksSuite": "hooks_suite",
     "LogitsProcessorSuite": "logits_suite",
@@ -109,6 +111,7 @@ __all__ = [
     "QuantizationSuite",
     "Quirk",
     "RouteSuite",
+    "RouterSuite",
     "SavedCheckpoint",
     "SchedulerSuite",
     "TelemetrySinkSuite",

@@ -34,7 +34,7 @@ def test_the_table_of_what_is_here_has_every_bundled_plugin() -> None:
     table = README.partition("## What is here")[2].partition("\n## ")[0]
     rows = dict(re.findall(r"^\| ([a-z ,]+) \| (.*) \|$", table, re.MULTILINE))
     del rows["kind"]
-    assert {kinds: set(re.findall(r"`(\w+)`", cell)) for kinds, cell in rows.items()} == {
+    assert {kinds: set(re.findall(r"`([\w-]+)`", cell)) for kinds, cell in rows.items()} == {
         kinds: bundled(kinds) for kinds in rows
     }
     assert {kind for kinds in rows for kind in kinds.split(", ")} == {kind.replace("_", " ") for kind in KINDS}

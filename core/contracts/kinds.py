@@ -139,6 +139,7 @@ KINDS: dict[str, Kind] = {
             "how a family of chat models writes reasoning and tool calls",
             "dovetail.contracts.dialect:DialectNeed",
         ),
+        Kind("router", "dovetail.contracts.router:Router", _V1, "which replica of an engine takes a request"),
         Kind("command", "dovetail.contracts.command:Command", _V1, "a command of the CLI"),
         Kind(
             "telemetry_sink",

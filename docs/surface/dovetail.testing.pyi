@@ -17,6 +17,7 @@ from dovetail.testing.pooler_suite import PoolerSuite
 from dovetail.testing.quantization_suite import QuantizationSuite
 from dovetail.testing.quirks import Quirk
 from dovetail.testing.route_suite import GeneratingRouteSuite, RouteSuite
+from dovetail.testing.router_suite import RouterSuite
 from dovetail.testing.scheduler_suite import SchedulerSuite
 from dovetail.testing.source_suite import ExistingModel, ModelSourceSuite
 from dovetail.testing.telemetry_suite import TelemetrySinkSuite
@@ -45,6 +46,7 @@ __all__ = [
     "QuantizationSuite",
     "Quirk",
     "RouteSuite",
+    "RouterSuite",
     "SavedCheckpoint",
     "SchedulerSuite",
     "TelemetrySinkSuite",

@@ -38,6 +38,7 @@ from dovetail.testing import (
     PoolerSuite,
     QuantizationSuite,
     Quirk,
+    RouterSuite,
     SavedCheckpoint,
     SchedulerSuite,
     TelemetrySinkSuite,
@@ -259,6 +260,7 @@ def _classes(frozen: Any) -> None:
     TestHooks.plugin = hooks
     TestLogitsProcessor.plugin = frozen.load("logits_processor", "frozen")
     TestPooler.plugin = frozen.load("pooler", "frozen")
+    TestRouter.plugin = frozen.load("router", "frozen")
     TestDialect.plugin = frozen.load("dialect", "frozen")
     TestGrammar.plugin = frozen.load("grammar", "frozen")
     TestModelSource.plugin = frozen.load("model_source", "frozen")
@@ -319,6 +321,10 @@ class TestLogitsProcessor(LogitsProcessorSuite):
 
 
 class TestPooler(PoolerSuite):
+    pass
+
+
+class TestRouter(RouterSuite):
     pass
 
 

@@ -1,0 +1,1 @@
+"""`dovetail simulate-routing`: a trace of requests over simulated replicas, with the code of real routers."""
