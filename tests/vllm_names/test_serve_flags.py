@@ -25,6 +25,7 @@ _OWN_VALUES = {
     "--logprobs-mode": "processed_logprobs",
     "--tokenizer-mode": "slow",
     "--dtype": "half",
+    "--lora-dtype": "bfloat16",
     "--kv-cache-dtype": "fp8",
     "--rope-scaling": '{"factor": 2}',
     "--cuda-graph-sizes": "[1]",
