@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -150,9 +149,12 @@ class LLMEngine:
         `PluginError` of a broken scheduler, or whatever else a plugin raises, `KeyboardInterrupt`: after these it can
         go on.
         """
-        with self._all_ended_by_errors():
+        try:
             update = self.tokens.step()
             return self._outputs_of(update) if update is not None else []
+        except BaseException as error:
+            self._end_all(error)
+            raise
 
     @exclusive
     def schedule(self) -> ScheduledStep | None:
@@ -164,8 +166,11 @@ class LLMEngine:
         it first. Where requests of it were aborted, `schedule` returns a record without them, and the one before is
         refused. Raises as `step` does.
         """
-        with self._all_ended_by_errors():
+        try:
             return self.tokens.steps.schedule()
+        except BaseException as error:
+            self._end_all(error)
+            raise
 
     @exclusive
     def execute_step(self, scheduled: ScheduledStep) -> list[RequestOutput]:
@@ -175,22 +180,20 @@ class LLMEngine:
         engine's, or of which requests were aborted, or a pause began, since it was scheduled. Raises as `step` does.
         """
         self.tokens.steps.check(scheduled)
-        with self._all_ended_by_errors():
+        try:
             return self._outputs_of(self.tokens.steps.execute(scheduled))
+        except BaseException as error:
+            self._end_all(error)
+            raise
 
     def _outputs_of(self, update: StepUpdate) -> list[RequestOutput]:
         outputs, stops = self._outputs.process(update)
         return joined(outputs, self._outputs.process(self.tokens.stop(stops))[0]) if stops else outputs
 
-    @contextmanager
-    def _all_ended_by_errors(self) -> Iterator[None]:
-        """What is raised within ends all pending requests, without a last output."""
-        try:
-            yield
-        except BaseException as error:
-            self.tokens.end_all(error)
-            self._outputs.clear()
-            raise
+    def _end_all(self, error: BaseException) -> None:
+        """Ends all pending requests, without a last output."""
+        self.tokens.end_all(error)
+        self._outputs.clear()
 
     @exclusive
     def abort_request(self, request_ids: str | Iterable[str]) -> list[RequestOutput]:
