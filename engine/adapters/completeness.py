@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING
 
 from dovetail.contracts.errors import ModelError
 from dovetail.engine.adapters.fitting import on_meta
-from dovetail.worker.adapters.peft_files import AdapterFiles, Targets
+from dovetail.worker.adapters.peft_files import AdapterFiles, Targets, first_few
 
 if TYPE_CHECKING:
     from dovetail.nn.adapters import AdapterSpace
-
-_LISTED = 4
 
 
 def check_whole(files: AdapterFiles, space: AdapterSpace) -> None:
@@ -36,9 +34,8 @@ def check_whole(files: AdapterFiles, space: AdapterSpace) -> None:
         and held.isdisjoint(own)
     ]
     if missing:
-        more = f", and {len(missing) - _LISTED} more" if len(missing) > _LISTED else ""
         raise ModelError(
-            f"{files.path} lacks layers that target_modules names: {', '.join(missing[:_LISTED])}{more}. The file was"
+            f"{files.path} lacks layers that target_modules names: {first_few(missing)}. The file was"
             " not written whole: save the adapter anew. If they were left out on purpose, list the blocks that it has"
             " in adapter_config.json, as layers_to_transform"
         )

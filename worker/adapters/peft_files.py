@@ -246,7 +246,9 @@ def _layers(path: Path, config: Mapping[str, Any], matrices: Mapping[str, Stored
         raise ModelError(_strange(path, strange))
     lone = [f"{name} has lora_{next(iter(pair))} alone" for name, pair in pairs.items() if len(pair) == 1]
     if lone:
-        raise ModelError(f"{path} lacks tensors: {_some(lone)}. The file was not written whole: save the adapter anew")
+        raise ModelError(
+            f"{path} lacks tensors: {first_few(lone)}. The file was not written whole: save the adapter anew"
+        )
     if not pairs:
         raise ModelError(f"{path / TENSOR_FILE} holds no adapter: it has no lora_A and lora_B")
     return {name: _layer(path, config, name, pair) for name, pair in pairs.items()}
@@ -264,8 +266,8 @@ def _strange(path: Path, names: list[str]) -> str:
     )
     for part, what in kinds:
         if found := [name for name in names if part in name]:
-            return f"{path} has {what}, which are not served ({_some(found)}): {_MERGE}"
-    return f"{path} has tensors that are no lora_A or lora_B of a linear layer ({_some(names)}): {_MERGE}"
+            return f"{path} has {what}, which are not served ({first_few(found)}): {_MERGE}"
+    return f"{path} has tensors that are no lora_A or lora_B of a linear layer ({first_few(names)}): {_MERGE}"
 
 
 def _layer(path: Path, config: Mapping[str, Any], name: str, pair: Mapping[str, StoredMatrix]) -> StoredLayer:
@@ -322,6 +324,7 @@ def _is_pattern(text: str) -> bool:
     return True
 
 
-def _some(items: list[str]) -> str:
+def first_few(items: list[str]) -> str:
+    """The first of some names, for a message, and how many more there are."""
     more = f", and {len(items) - _LISTED} more" if len(items) > _LISTED else ""
     return f"{', '.join(items[:_LISTED])}{more}"
