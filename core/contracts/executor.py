@@ -281,7 +281,12 @@ class Executor(Plugin):
 
     max_in_flight: ClassVar[int] = 1
     """How many plans the engine may hand over before the first is done, at least 1. With more than 1, the scheduling
-    and the copies of a step overlap with the steps before: workers find sampled tokens themselves (`Worker.submit`)."""
+    and the copies of a step overlap with the steps before: workers find sampled tokens themselves (`Worker.submit`).
+
+    Pipeline stages do not need it. Where `ExecutorNeed.pipeline_parallel` is above 1, the engine hands over up to one
+    plan more than there are stages, whatever `max_in_flight` is. These plans share no request, except that a prompt's
+    next tokens may follow the ones before while these are in flight: every plan names its tokens (`StepPlan.sampled`),
+    and no worker finds any itself."""
 
     is_interruptible: ClassVar[bool] = False
     """Whether another thread may call `shutdown` while a step or a call runs, and so end it: the future, or the call,
@@ -314,8 +319,9 @@ class Executor(Plugin):
     @abstractmethod
     def execute(self, plan: StepPlan) -> Future[StepResult]:
         """Hands a plan to every worker; the future has the result of the answering rank. Plans run in the order in
-        which they are handed over. The future fails with `WorkerError` if a worker dies, naming its rank; where workers
-        are processes of their own, also if one hangs for longer than an option of the executor allows."""
+        which they are handed over, and futures are done in that order; each stage runs them in that order too, one
+        stage while another runs the next. The future fails with `WorkerError` if a worker dies, naming its rank; where
+        workers are processes of their own, also if one hangs for longer than an option of the executor allows."""
 
     @abstractmethod
     def call(self, method: str, *args: Any) -> list[Any]:

@@ -2,7 +2,8 @@
 
 Only differences travel. A request is sent whole when a worker first computes it; later steps name it by its integer
 `seq_id` and add the blocks that are new. Tokens that a worker sampled stay there as well, so a decode step sends
-no token ids. Everything here is plain Python and pickles small.
+no token ids. Only pipeline stages but the last, which sample nothing, get them with the next plan (`StepPlan.sampled`).
+Everything here is plain Python and pickles small.
 """
 
 from __future__ import annotations
@@ -105,6 +106,15 @@ class AdapterPlacement:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftTokens:
+    """The draft tokens of one request. Node i is `token_ids[i]`; parents come before children."""
+
+    token_ids: list[int]
+    parents: list[int] | None = None
+    """Index of each node's parent, -1 for children of the last known token. None: a chain."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step for all workers. The lists `seq_ids`, `num_tokens` and `num_drafts` run in parallel, one entry per
     scheduled request, in batch order."""
@@ -131,6 +141,13 @@ class StepPlan:
     adapters: tuple[AdapterPlacement, ...] = ()
     """Adapters that change slots before the forward pass, in this order. Requests that are in the batch may be among
     those whose adapter moves."""
+    sampled: list[tuple[int, list[int]]] = field(default_factory=list, kw_only=True)
+    """(seq_id, token ids): what requests of the batch got since they were last in a plan, in the order of their output.
+    Stages but the last apply it after `finished` and `preempted`, before anything that reads tokens; the last has these
+    tokens already. A request among `new_requests` brings its tokens itself. Empty where there is one stage."""
+    draft_tokens: list[tuple[int, DraftTokens]] = field(default_factory=list, kw_only=True)
+    """(seq_id, drafts): the tokens that `num_drafts` counts, for stages but the last, in the order in which they are
+    computed behind the last known token. The last stage has them already. Empty where there is one stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +220,9 @@ class StepResult:
     """Reserved: blocks that a connector of the worker stored elsewhere, or that were removed there."""
     pooled: Mapping[int, PooledStates] = field(default_factory=dict, kw_only=True)
     """Results of requests with `NewRequest.pooling` whose last token the step computed."""
+    next_drafts: Mapping[int, DraftTokens] = field(default_factory=dict, kw_only=True)
+    """The tokens that `num_next_drafts` counts; the engine passes them on (`StepPlan.draft_tokens`).
+    Empty where there is one stage."""
 
     def __post_init__(self) -> None:
         if self.weight_version or self.kv_events:  # made in every step

@@ -51,6 +51,12 @@ class AdapterPlacement:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftTokens:
+    token_ids: list[int]
+    parents: list[int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     step_id: int
     seq_ids: list[int]
@@ -64,6 +70,8 @@ class StepPlan:
     swap_in: list[tuple[int, int]] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
     adapters: tuple[AdapterPlacement, ...] = ()
+    sampled: list[tuple[int, list[int]]] = field(default_factory=list, kw_only=True)
+    draft_tokens: list[tuple[int, DraftTokens]] = field(default_factory=list, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,3 +117,4 @@ class StepResult:
     weight_version: int = field(default=0, kw_only=True)
     kv_events: tuple[KVEvent, ...] = field(default=(), kw_only=True)
     pooled: Mapping[int, PooledStates] = field(default_factory=dict, kw_only=True)
+    next_drafts: Mapping[int, DraftTokens] = field(default_factory=dict, kw_only=True)
