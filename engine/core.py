@@ -14,6 +14,7 @@ from dovetail.contracts.executor import Executor
 from dovetail.contracts.scheduler import RequestStatus, Schedule, Scheduler, SchedulerLimits
 from dovetail.contracts.step import NewRequest, StepPlan, StepResult
 from dovetail.engine.adapters.slots import AdapterSlots
+from dovetail.engine.cohorts import Cohorts
 from dovetail.engine.commit import commit_tokens
 from dovetail.engine.kv.manager import KVCacheManager
 from dovetail.engine.schedule_check import ask_scheduler, check_entering, check_progress, scheduler_raised
@@ -34,8 +35,10 @@ class EngineCore:
         executor: Executor,
         max_in_flight: int = 1,
         slots: AdapterSlots | None = None,
+        num_stages: int = 1,
     ):
-        """`slots`: of adapters; None where none are served."""
+        """`slots`: of adapters; None where none are served. `num_stages`: of the pipeline; with several, up to one step
+        more is in flight, whatever `max_in_flight` says."""
         self._slots = kv.adapters = slots
         if slots is not None:
             slots.watch(lambda: self._live.values())
@@ -45,7 +48,9 @@ class EngineCore:
         """The step that was planned and not handed over. Where there is one, none is in flight."""
         self._open_has_lost = False
         """Whether some sequence ended since it was planned."""
-        self._max_in_flight = max_in_flight
+        self._max_in_flight = max_in_flight if num_stages == 1 else num_stages + 1
+        self._cohorts = Cohorts(num_stages, scheduler, limits, kv) if num_stages > 1 else None
+        """Who takes part in which of the steps in flight; None: a step is about whoever wants tokens."""
         self._awaits_flights = False
         """Whether the scheduler had nothing for a step behind those in flight. It may have preempted requests that are
         in them, which no plan has said: it is asked again once they are committed."""
@@ -189,6 +194,8 @@ class EngineCore:
         self._bad_words.pop(sequence.seq_id, None)
         if self._slots is not None:
             self._slots.forget(sequence)
+        if self._cohorts is not None:
+            self._cohorts.forget(sequence)
         self._live.pop(sequence.seq_id, None)
         self._on_worker.discard(sequence.seq_id)
         if sequence.seq_id in self._reached_worker:
@@ -231,12 +238,17 @@ class EngineCore:
         while self._may_launch():
             self._awaits_flights = not self._launch()
         step = self._land()
-        self._awaits_flights = self._awaits_flights and bool(self._flights)
+        # A step that is committed may have been all that a cohort waited for.
+        self._awaits_flights = self._awaits_flights and bool(self._flights) and self._cohorts is None
         return step
 
     def _may_launch(self) -> bool:
         """Whether to schedule a step behind those in flight."""
-        if self._awaits_flights or len(self._flights) >= self._max_in_flight or not may_follow(self._flights):
+        if self._awaits_flights or len(self._flights) >= self._max_in_flight:
+            return False
+        if self._cohorts is not None:
+            return True
+        if not may_follow(self._flights):
             return False
         # Behind several, nobody must be preempted for blocks that the steps in flight will free.
         return len(self._flights) == 1 or self._kv.num_free_blocks >= self._most_new_blocks()
@@ -289,12 +301,15 @@ class EngineCore:
         for flight in self._flights:
             flight.lift()
         try:
-            schedule = self._schedule()
+            schedule = self._schedule() if self._cohorts is None else self._schedule_cohort(self._cohorts)
             if not schedule.requests:
                 if not self._flights and not (self._slots is not None and self._slots.has_refused):
                     check_progress(self._scheduler, self._live)
                 return None
-            return self._plan(schedule, started)
+            step = self._plan(schedule, started)
+            if self._cohorts is not None:
+                self._cohorts.join(step)
+            return step
         finally:
             for flight in self._flights:
                 flight.lower()
@@ -355,6 +370,24 @@ class EngineCore:
                 return schedule
             schedule = ask_scheduler(self._scheduler, self._limits, self._kv, self._live)
             schedule.preempted = [*gave_way, *schedule.preempted]
+        return schedule
+
+    def _schedule_cohort(self, cohorts: Cohorts) -> Schedule:
+        """What the scheduler decides about the cohort that has its turn. Where nobody can run so, and no step is in
+        flight, it decides about all: who gives way is for it to say, and whoever is best goes on."""
+        turn = cohorts.begin(self._flights)
+        schedule = None
+        if turn is not None:
+            try:
+                schedule = ask_scheduler(self._scheduler, self._limits, self._kv, self._live, turn.memory)
+            finally:
+                cohorts.end(schedule)
+        if self._flights or (schedule is not None and schedule.requests):
+            return schedule or Schedule()
+        cohorts.begin_all()
+        gave_way = schedule.preempted if schedule is not None else []
+        schedule = self._schedule()
+        schedule.preempted = [*gave_way, *schedule.preempted]
         return schedule
 
     def _plan(self, schedule: Schedule, started: float) -> Step:
@@ -443,7 +476,10 @@ class EngineCore:
         commit_tokens(step, self._kv)
         for index, num_drafts in result.num_next_drafts.items():
             self._may_have_drafts = True
-            requests[index].num_draft_tokens = num_drafts
+            # Whoever gave way meanwhile has left the workers, and its drafts are gone.
+            requests[index].num_draft_tokens = num_drafts if requests[index].block_ids else 0
+        if self._cohorts is not None and result.next_drafts:
+            self._cohorts.tokens.note(requests, result)
         if self._awaiting_first:
             self._note_first_tokens(step)
         for sequence, ending in step.endings:
@@ -494,17 +530,21 @@ class EngineCore:
         """Ends every sequence that took part in a step that raised, and those whose pages the plan was to move, since
         nobody knows whether it did. Siblings that waited to share such pages compute their own.
 
-        The workers are told once more what to forget, and which blocks others took. Whoever took blocks and is in a
-        step behind this one ends as well: where its pages were written, nobody knows.
+        The workers are told once more what to forget, and which blocks others took. Whoever took blocks, or whose
+        adapter came to its slot, and is in a step behind this one ends as well: what was computed, nobody knows.
         """
         plan = step.plan
         step.result = StepResult(plan.step_id, [])
         message = f"{type(error).__name__}: {error}"
         failed = {sequence.seq_id: sequence for sequence in step.schedule.requests} | self._holders_of_moved_pages(plan)
         took_blocks = {change[0] for change in plan.new_blocks}
+        placed = {placement.digest for placement in plan.adapters}
         for flight in self._flights:
             failed |= {
-                sequence.seq_id: sequence for sequence in flight.schedule.requests if sequence.seq_id in took_blocks
+                sequence.seq_id: sequence
+                for sequence in flight.schedule.requests
+                if sequence.seq_id in took_blocks
+                or (sequence.adapter is not None and sequence.adapter.digest in placed)
             }
         for sequence in failed.values():
             step.endings.append((sequence, Ending("error", error=message)))

@@ -513,7 +513,13 @@ class TokenEngine:
         # How many tokens a request with drafts gets is known only when they are judged.
         max_in_flight = parts.executor.max_in_flight if self.config.speculation is None else 1
         return EngineCore(
-            parts.scheduler, self.config.limits, parts.kv, parts.executor, max_in_flight, self._adapters.slots
+            parts.scheduler,
+            self.config.limits,
+            parts.kv,
+            parts.executor,
+            max_in_flight,
+            self._adapters.slots,
+            num_stages=parts.executor.need.pipeline_parallel,
         )
 
     def end_requests(self, request_ids: list[str], ending: Ending, update: StepUpdate) -> None:
