@@ -44,8 +44,8 @@ def _commit_rows(step: Step, kv: KVCacheManager) -> None:
         num_drafts = drafts[index] if drafts is not None else 0
         # Rejected drafts were computed for nothing: of d drafts, len(new_tokens) - 1 stand.
         # A sequence that was released meanwhile has computed nothing, whatever stands.
-        holds = bool(sequence.block_ids or sequence.host_block_ids)
-        rejected = num_drafts - (len(new_tokens) - 1) if num_drafts and holds else 0
+        has_stayed = num_drafts and (sequence.block_ids or sequence.host_block_ids)
+        rejected = num_drafts - (len(new_tokens) - 1) if has_stayed else 0
         sequence.num_computed_tokens += schedule.num_tokens[index] - rejected
         sequence.num_draft_tokens = 0
         start = sequence.num_output_tokens
