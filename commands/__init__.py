@@ -62,5 +62,5 @@ __all__ = [
     "write_manifest",
 ]
 
-VERSION = ContractVersion(1, 6)
+VERSION = ContractVersion(1, 7)
 """Version of this package's public modules, shared by all of them."""

@@ -62,7 +62,7 @@ def engine_facts(
         pooling=_pooling_facts(config),
         num_token_types=model.size.num_token_types,
         why_not_generate=_why_not_generate(config),
-        num_workers=config.tensor_parallel,
+        num_workers=config.num_ranks,
     )
 
 

@@ -5,24 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dovetail.contracts.errors import PluginError
-from dovetail.contracts.scheduler import KVMemory, RequestStatus, Schedule, Scheduler, SchedulerLimits
+from dovetail.contracts.scheduler import RequestStatus, Schedule, Scheduler, SchedulerLimits
 from dovetail.engine.kv.manager import KVCacheManager
 from dovetail.engine.sequence import Sequence
 
 
 def ask_scheduler(
-    scheduler: Scheduler,
-    limits: SchedulerLimits,
-    memory: KVCacheManager,
-    live: Mapping[int, Sequence],
-    view: KVMemory | None = None,
+    scheduler: Scheduler, limits: SchedulerLimits, memory: KVCacheManager, live: Mapping[int, Sequence]
 ) -> Schedule:
     """The scheduler's decision about `live`, by seq_id. Raises `PluginError` for one that breaks the contract, or that
-    raises. `limits` are the config's: a scheduler may keep others. `view`: the memory as the scheduler sees it."""
+    raises. `limits` are the config's: a scheduler may keep others."""
     name = type(scheduler).__name__
     memory.begin_schedule()
     try:
-        schedule = scheduler.schedule(view or memory)
+        schedule = scheduler.schedule(memory)
     except Exception as error:
         raise scheduler_raised(scheduler, error) from error
     if not isinstance(schedule, Schedule):

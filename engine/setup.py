@@ -9,7 +9,7 @@ from numbers import Integral
 from pathlib import Path
 
 from dovetail.config.resolved import ResolvedConfig, ResolvedDrafter
-from dovetail.contracts.errors import CapacityError, ConfigError, DovetailError, PluginError
+from dovetail.contracts.errors import CapacityError, ConfigError, DovetailError, ModelError, PluginError
 from dovetail.contracts.executor import Executor, ExecutorNeed
 from dovetail.contracts.kv import KVLayout
 from dovetail.contracts.logits import LogitsProcessor
@@ -30,7 +30,7 @@ from dovetail.registry.bootstrap import LoadedPlugins, bootstrap, plugin_hash
 from dovetail.registry.registry import Registry
 from dovetail.worker.activity import activity
 from dovetail.worker.draft_tokenizers import DraftTokenizers
-from dovetail.worker.kv_layout import build_layout, check_capacity
+from dovetail.worker.kv_layout import build_layout, check_capacity, cut_layout, stage_block_bytes
 from dovetail.worker.spec import ModelWorkerSpec
 
 
@@ -88,6 +88,7 @@ def _create_executor(config: ResolvedConfig, plugins: LoadedPlugins, tokenizer: 
     need = ExecutorNeed(
         config.device_type,
         config.tensor_parallel,
+        config.num_stages,
         enforce_eager=config.enforce_eager,
         max_num_seqs=config.limits.max_num_seqs,
     )
@@ -162,6 +163,7 @@ def pages_identity(config: ResolvedConfig, layout: KVLayout, weights: WeightsRep
         kv_dtype=config.cache.dtype,
         layout=layout,
         tensor_parallel=config.tensor_parallel,
+        stage_layers=config.stage_layers,
     )
 
 
@@ -203,15 +205,31 @@ def _compare_plugin_sets(config: ResolvedConfig, workers: Workers) -> None:
 
 def create_kv(config: ResolvedConfig, workers: Workers, reports: WorkerReports) -> KVCacheManager:
     """The KV memory that the config asks for, or that the device holds."""
-    layout = build_layout(reports.answering.caches, config.cache.block_size, reports.answering.extra_caches)
+    layout = _layout(config, reports)
     if not layout.groups:
         return allocate_kv(config, workers, layout, _NO_BLOCKS, 0)
     num_blocks = config.cache.num_blocks
     if num_blocks is None:
-        num_blocks = min(report.available_bytes for report in reports.by_rank) // layout.block_bytes
-    num_host_blocks = config.cache.swap_bytes // layout.block_bytes
+        num_blocks = min(
+            report.available_bytes // max(1, stage_block_bytes(layout)[report.placement.stage])
+            for report in reports.by_rank
+        )
+    num_host_blocks = config.cache.swap_bytes // max(stage_block_bytes(layout))
     _check_host_blocks(config, layout, num_host_blocks)
     return allocate_kv(config, workers, layout, num_blocks, num_host_blocks)
+
+
+def _layout(config: ResolvedConfig, reports: WorkerReports) -> KVLayout:
+    """Of the whole model, and of each pipeline stage where there are several."""
+    caches = [report.caches for report in reports.of_stages]
+    num_layers = sum(map(len, caches))
+    if config.stage_layers and num_layers != config.model.size.num_layers:
+        raise ModelError(
+            f"the stages have {num_layers} attention layers, and the model family {config.model_family.name} says"
+            f" {config.model.size.num_layers}: its layers cannot be divided so; set executor.pipeline_parallel to 1"
+        )
+    layout = build_layout(sum(caches, ()), config.cache.block_size, reports.answering.extra_caches)
+    return layout if len(caches) == 1 else cut_layout(layout, caches)
 
 
 def allocate_kv(
@@ -224,11 +242,14 @@ def allocate_kv(
     num_tokens = config.limits.max_num_batched_tokens + lookahead
     check_capacity(layout, num_blocks, config.model.max_model_len, num_tokens)
     in_host = num_host_blocks + (num_blocks if config.device_type == "cpu" else 0)
-    num_bytes, host_bytes = in_host * layout.block_bytes * config.tensor_parallel, config.worker_memory_bytes
+    num_bytes, host_bytes = (
+        in_host * sum(stage_block_bytes(layout)) * config.tensor_parallel,
+        config.worker_memory_bytes,
+    )
     if num_bytes > host_bytes:
         what = f"{num_blocks} KV blocks and {num_host_blocks} on the host"
-        raise CapacityError(more_than_host(what, num_bytes, config.tensor_parallel, host_bytes))
-    with activity(f"setting up {num_blocks * layout.block_bytes / 2**30:.2f} GiB of KV cache"):
+        raise CapacityError(more_than_host(what, num_bytes, config.num_ranks, host_bytes))
+    with activity(f"setting up {num_blocks * sum(stage_block_bytes(layout)) / 2**30:.2f} GiB of KV cache"):
         workers.call("initialize_cache", layout, num_blocks, num_host_blocks)
     return KVCacheManager(
         layout,
@@ -249,5 +270,5 @@ def _check_host_blocks(config: ResolvedConfig, layout: KVLayout, num_host_blocks
     if config.cache.swap_bytes and not num_host_blocks:
         raise CapacityError(
             f"cache.swap_gib gives {config.cache.swap_bytes} bytes, less than one KV block"
-            f" ({layout.block_bytes} bytes): raise it, or set it to 0"
+            f" ({max(stage_block_bytes(layout))} bytes): raise it, or set it to 0"
         )

@@ -519,7 +519,7 @@ class TokenEngine:
             parts.executor,
             max_in_flight,
             self._adapters.slots,
-            num_stages=parts.executor.need.pipeline_parallel,
+            self.config.num_stages,
         )
 
     def end_requests(self, request_ids: list[str], ending: Ending, update: StepUpdate) -> None:

@@ -18,6 +18,12 @@ class WorkerReports:
     answering: WorkerReport
     """Of the rank that samples and drafts."""
 
+    @property
+    def of_stages(self) -> tuple[WorkerReport, ...]:
+        """Of one rank of each pipeline stage, in the order of the stages."""
+        layout = self.answering.placement.layout
+        return tuple(self.by_rank[layout.ranks_of_stage(stage)[0]] for stage in range(layout.num_stages))
+
 
 class Workers:
     """Calls the workers between steps. Raises `PluginError` where the executor does not have the workers that the
@@ -26,7 +32,8 @@ class Workers:
     def __init__(self, executor: Executor, config: ResolvedConfig):
         self._executor = executor
         self._name = config.executor.name
-        self._num_ranks = config.tensor_parallel
+        self._layout = config.tensor_parallel, config.num_stages
+        self._num_ranks = config.num_ranks
 
     def call(self, method: str, *args: Any) -> list[Any]:
         """One answer per rank, in rank order."""
@@ -34,8 +41,8 @@ class Workers:
         if len(answers) != self._num_ranks:
             raise PluginError(
                 f"executor {self._name!r} has {_workers(len(answers))} (as many answered {method!r}), but"
-                f" executor.tensor_parallel {self._num_ranks} asks for {_workers(self._num_ranks)}: choose another"
-                " executor.name, or change executor.tensor_parallel"
+                f" {self._asked()} for {_workers(self._num_ranks)}: choose another executor.name, or change what is"
+                " asked"
             )
         return answers
 
@@ -43,10 +50,10 @@ class Workers:
         """The reports of all ranks, each of which is where it should be."""
         reports: list[WorkerReport] = self.call("describe")
         layout = reports[0].placement.layout
-        if (layout.tensor_parallel, layout.num_stages) != (self._num_ranks, 1):
+        if (layout.tensor_parallel, layout.num_stages) != self._layout:
             raise self._misplaced(
                 f"lays out {layout.num_stages} stages of {_workers(layout.tensor_parallel)}, and"
-                f" {self._num_ranks} ranks of one stage were asked for"
+                f" {self._layout[1]} stages of {_workers(self._layout[0])} were asked for"
             )
         for rank, report in enumerate(reports):
             placement = report.placement
@@ -55,6 +62,11 @@ class Workers:
                     f"returns as answer {rank} that of a worker at rank {placement.rank} of {placement.layout}"
                 )
         return WorkerReports(tuple(reports), reports[layout.answering_rank])
+
+    def _asked(self) -> str:
+        tensor_parallel, num_stages = self._layout
+        stages = f" and executor.pipeline_parallel {num_stages} ask" if num_stages > 1 else " asks"
+        return f"executor.tensor_parallel {tensor_parallel}{stages}"
 
     def _misplaced(self, what: str) -> PluginError:
         return PluginError(

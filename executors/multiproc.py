@@ -1,4 +1,5 @@
-"""The `multiproc` executor: one process per rank on this machine, tensor parallel over torch.distributed."""
+"""The `multiproc` executor: one process per rank on this machine, tensor and pipeline parallel over
+torch.distributed."""
 
 from __future__ import annotations
 
@@ -78,13 +79,14 @@ class MultiprocExecutor(ProcessExecutor):
     Options: ClassVar[type[PluginOptions]] = MultiprocOptions
     preference: ClassVar[int] = 0
     capabilities = ExecutorCapabilities(
-        device_types=frozenset({"cpu", "cuda"}), tensor_parallel=None, enforce_eager=True
+        device_types=frozenset({"cpu", "cuda"}), tensor_parallel=None, pipeline_parallel=None, enforce_eager=True
     )
     options: MultiprocOptions
 
     def __init__(self, options: MultiprocOptions, spec: WorkerSpec, need: ExecutorNeed):
         super().__init__(options, spec, need)
-        self._cores = [share_of(options.cores, rank, need.tensor_parallel) for rank in range(need.tensor_parallel)]
+        num_ranks = need.num_ranks
+        self._cores = [share_of(options.cores, rank, num_ranks) for rank in range(num_ranks)]
 
     @classmethod
     def check(cls, need: ExecutorNeed, options: Any, environment: Environment) -> list[str]:
@@ -92,10 +94,11 @@ class MultiprocExecutor(ProcessExecutor):
         reasons = []
         if os.name != "posix":
             reasons.append("multiproc needs Linux or macOS")
-        if need.device_type == "cuda" and len(environment.devices) < need.tensor_parallel:
-            reasons.append(
-                f"tensor_parallel={need.tensor_parallel} needs as many GPUs, and torch sees {len(environment.devices)}"
-            )
+        if need.device_type == "cuda" and len(environment.devices) < need.num_ranks:
+            asked = f"tensor_parallel={need.tensor_parallel}"
+            if need.pipeline_parallel > 1:
+                asked += f" in each of {need.pipeline_parallel} pipeline stages"
+            reasons.append(f"{asked} needs {need.num_ranks} GPUs, and torch sees {len(environment.devices)}")
         if options.device == "null" and need.device_type != "cpu":
             reasons.append(f"executor.device null runs on the CPU, and the device is {need.device_type}")
         sizes = wanted_sizes(need, options.cuda_graphs)
@@ -105,14 +108,14 @@ class MultiprocExecutor(ProcessExecutor):
             reasons.append(
                 f"executor.cuda_graphs {list(sizes)} are for GPUs, and the device is {need.device_type}: leave them out"
             )
-        return reasons + reasons_against(options.cores, need.tensor_parallel)
+        return reasons + reasons_against(options.cores, need.num_ranks)
 
     @classmethod
     def threads(cls, need: ExecutorNeed, options: Any, environment: Environment) -> ThreadCount:
         """The threads of each worker process."""
-        cores = share_of(options.cores, 0, need.tensor_parallel)
+        cores = share_of(options.cores, 0, need.num_ranks)
         num_cores = None if cores is None else len(cores)
-        return worker_threads(options.threads, need.tensor_parallel, num_cores, environment)
+        return worker_threads(options.threads, need.num_ranks, num_cores, environment)
 
     def placements(self, scratch: Path) -> list[Placement]:
         """All on this machine; on GPUs and on the null device with captured graphs."""
@@ -142,7 +145,7 @@ class MultiprocExecutor(ProcessExecutor):
     def num_threads(self) -> int:
         """The option `threads`, `executor.threads`, or the worker's share of the machine."""
         num_cores = None if self._cores[0] is None else len(self._cores[0])
-        return worker_threads(super().num_threads(), self.need.tensor_parallel, num_cores).count
+        return worker_threads(super().num_threads(), self.need.num_ranks, num_cores).count
 
     def environment_variables(self) -> dict[str, str]:
         """Variables for ranks that are all on this machine."""

@@ -92,5 +92,5 @@ __all__ = [
     "torch_operators",
 ]
 
-VERSION = ContractVersion(1, 6)
+VERSION = ContractVersion(1, 7)
 """Version of this package's public modules, shared by all of them."""

@@ -64,12 +64,21 @@ def plan_layers(
     tensor_parallel: int = 1,
     kv_dtype: str = "float32",
     max_model_len: int = 1,
+    layers_held: range | None = None,
+    is_first_stage: bool = True,
+    is_last_stage: bool = True,
 ) -> LayerPlan:
-    """Builds the first rank's model on the meta device and returns its layers. The family must serve quantization.
-    Raises `ModelError` as `ModelFamily.create` does."""
+    """Builds the first rank's model, or one pipeline stage of it, on the meta device and returns its layers. The family
+    must serve quantization. Raises `ModelError` as `ModelFamily.create` does."""
     recorder = _Recorder(PluginOptions(), QuantizationNeed("cpu", "float32"))
     context = replace(
-        planning_context(tensor_parallel), quantization=recorder, kv_dtype=kv_dtype, max_model_len=max_model_len
+        planning_context(tensor_parallel),
+        quantization=recorder,
+        kv_dtype=kv_dtype,
+        max_model_len=max_model_len,
+        layers=layers_held,
+        is_first_stage=is_first_stage,
+        is_last_stage=is_last_stage,
     )
     module = family.create(config, context)
     assert isinstance(module, torch.nn.Module)

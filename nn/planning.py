@@ -78,19 +78,18 @@ def _latent_size(context: ModelContext) -> int:
 
 
 def against_size(family: str, size: ModelSize, module: CausalLM, context: ModelContext) -> list[str]:
-    """Compares a family's `size` with the whole model that its `create` built in `context`: returns a sentence for each
-    difference. Runs embedding and output layer on one token, on every rank."""
-    first = context.attention_layers[0].layer
+    """Compares a family's `size` with the model, or the stage of it, that its `create` built in `context`: returns a
+    sentence for each difference. Runs embedding and output layer, where the stage has them, on one token, on every
+    rank."""
+    if not context.attention_layers:
+        return [f"the model family {family} builds a stage without attention layers: correct its create()"]
     with torch.inference_mode():
-        embedded = module.embed(torch.zeros(1, dtype=torch.int64, device=context.device))
-        # An encoder has no output layer.
-        vocab_size = module.compute_logits(embedded).shape[1] if first.causal else size.vocab_size
+        hidden_size, vocab_size = _ends(size, module, context)
+    is_whole = context.is_first_stage and context.is_last_stage
     pairs = (
-        ("num_layers", size.num_layers, len(context.attention_layers)),
-        ("num_kv_heads", max(1, size.num_kv_heads // context.tp_size), first.num_kv_heads),
-        ("head_size", size.head_size, first.head_size),
-        ("latent_size", size.latent_size, _latent_size(context)),
-        ("hidden_size", size.hidden_size, embedded.shape[1]),
+        ("num_layers", size.num_layers, len(context.attention_layers) if is_whole else size.num_layers),
+        *(_first_layer(size, context) if context.is_first_stage else ()),
+        ("hidden_size", size.hidden_size, hidden_size),
         ("vocab_size", size.vocab_size, vocab_size),
         ("num_labels > 0", size.num_labels > 0, isinstance(module, ScoresStates)),
         *(("is_encoder", size.is_encoder, not one.layer.causal) for one in context.attention_layers),
@@ -102,6 +101,28 @@ def against_size(family: str, size: ModelSize, module: CausalLM, context: ModelC
         f"{built}: correct its size()"
         for name, said, built in differing
     ]
+
+
+def _first_layer(size: ModelSize, context: ModelContext) -> tuple[tuple[str, int, int], ...]:
+    """What a size says of the model's first attention layer, and what was built."""
+    first = context.attention_layers[0].layer
+    return (
+        ("num_kv_heads", max(1, size.num_kv_heads // context.tp_size), first.num_kv_heads),
+        ("head_size", size.head_size, first.head_size),
+        ("latent_size", size.latent_size, _latent_size(context)),
+    )
+
+
+def _ends(size: ModelSize, module: CausalLM, context: ModelContext) -> tuple[int, int]:
+    """Elements of a hidden state, and logits of a token, as the module computes them; those of `size` where its stage
+    does not. An encoder has no output layer."""
+    states = torch.zeros(1, size.hidden_size, dtype=context.dtype, device=context.device)
+    if context.is_first_stage:
+        states = module.embed(torch.zeros(1, dtype=torch.int64, device=context.device))
+    vocab_size = size.vocab_size
+    if context.is_last_stage and context.attention_layers[0].layer.causal:
+        vocab_size = module.compute_logits(states).shape[1]
+    return states.shape[1], vocab_size
 
 
 def reasons_against(create: Create, need: ModelNeed) -> list[str]:

@@ -154,7 +154,7 @@ _PARALLEL = (
             "ray": "workers run on one machine so far, in processes of their own; give mp, or leave it out",
         },
     ),
-    planned("pipeline_parallel_size", "int", "layers are not dealt out to ranks yet", "use tensor_parallel_size", 1),
+    works("pipeline_parallel_size", "int", "executor.pipeline_parallel"),
     works("tensor_parallel_size", "int", "executor.tensor_parallel"),
     planned(
         "max_parallel_loading_workers", "int", "ranks load at once, from memory-mapped files they share", "leave it out"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dovetail.config.resolved import Component, ResolvedConfig, ResolvedDraftModel
 from dovetail.contracts.kv import DTYPE_BYTES
-from dovetail.contracts.model import ModelFamily
+from dovetail.contracts.model import ModelFamily, ModelSize
 from dovetail.contracts.plugin import Environment
 from dovetail.contracts.quantization import QuantizationMethod, QuantizationNeed
 from dovetail.contracts.weights import ModelFiles, TensorInfo, WeightFormat
@@ -22,8 +22,24 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class StageEstimate:
+    """What one pipeline stage will take. Bytes are per rank."""
+
+    first_layer: int
+    num_layers: int
+    num_ranks: int
+    """Ranks that share its layers (tensor parallel)."""
+    weight_bytes: int
+    kv_bytes_per_token: int
+    sent_bytes_per_token: int
+    """States that each of its ranks sends to the next stage in a step, in one message, for each token that the step
+    computes; 0 for the last stage."""
+
+
+@dataclass(frozen=True)
 class MemoryEstimate:
-    """What a run will take. Bytes are per rank, except those of the checkpoint."""
+    """What a run will take. Bytes are per rank, except those of the checkpoint; over pipeline stages, of a rank of the
+    stage that takes the most."""
 
     num_parameters: int
     checkpoint_bytes: int
@@ -48,17 +64,16 @@ class MemoryEstimate:
     """Requests of max_model_len tokens that it holds at once."""
     adapter_bytes: int = 0
     """Slots for low-rank adapters."""
+    stages: tuple[StageEstimate, ...] = ()
+    """Pipeline stages, in order; empty for one."""
 
 
 def estimate_memory(resolved: ResolvedConfig, environment: Environment) -> MemoryEstimate:
     """Estimates the memory of a resolved configuration. Raises `ModelError` for a checkpoint that is damaged."""
     infos = _tensor_infos(resolved.weight_format, resolved.model.files)
-    ranks = resolved.tensor_parallel
-    model = resolved.model
-    weights = _weights(
-        resolved.model_family, model.hf_config, infos, resolved.quantization, resolved.quantization_need(), ranks
-    )
-    weight_bytes = weights.num_bytes
+    weights = [_stage_weights(resolved, infos, stage) for stage in range(resolved.num_stages)]
+    largest = max(weights, key=lambda one: one.num_bytes)
+    weight_bytes = largest.num_bytes
     family, options = create_class(resolved.model_family)
     size = cast(type[ModelFamily], family)(options).size(resolved.model.hf_config)
     drafters = resolved.speculation.drafters.values() if resolved.speculation is not None else ()
@@ -68,7 +83,9 @@ def estimate_memory(resolved: ResolvedConfig, environment: Environment) -> Memor
         for drafter in drafters
         if drafter.model is not None
     )
-    per_token = kv_bytes_per_token(size, resolved.cache.dtype, ranks) + draft_bytes
+    stages = _stages(resolved, size, weights)
+    of_layers = kv_bytes_per_token(size, resolved.cache.dtype, resolved.tensor_parallel)
+    per_token = max((stage.kv_bytes_per_token for stage in stages), default=of_layers) + draft_bytes
     adapter_bytes = slot_bytes(resolved)
     held = weight_bytes + draft_weight_bytes + adapter_bytes
     kv_bytes, kv_tokens = _kv_memory(resolved, environment, held, per_token)
@@ -76,8 +93,8 @@ def estimate_memory(resolved: ResolvedConfig, environment: Environment) -> Memor
         num_parameters=sum(math.prod(info.shape) for info in infos),
         checkpoint_bytes=sum(info.num_bytes for info in infos),
         weight_bytes=weight_bytes,
-        copied_bytes=weights.copied,
-        served_layers=weights.served,
+        copied_bytes=largest.copied,
+        served_layers=largest.served,
         kv_bytes_per_token=per_token,
         draft_bytes_per_token=draft_bytes,
         draft_weight_bytes=draft_weight_bytes,
@@ -85,6 +102,41 @@ def estimate_memory(resolved: ResolvedConfig, environment: Environment) -> Memor
         kv_bytes=kv_bytes,
         kv_tokens=kv_tokens,
         max_concurrency=None if kv_tokens is None else kv_tokens / resolved.model.max_model_len,
+        stages=stages,
+    )
+
+
+def _stages(resolved: ResolvedConfig, size: ModelSize, weights: Sequence[_Weights]) -> tuple[StageEstimate, ...]:
+    if not resolved.stage_layers:
+        return ()
+    per_layer = kv_bytes_per_token(size, resolved.cache.dtype, resolved.tensor_parallel) // size.num_layers
+    sent = size.hidden_size * DTYPE_BYTES[resolved.model.dtype]
+    last = resolved.num_stages - 1
+    return tuple(
+        StageEstimate(
+            first_layer=sum(resolved.stage_layers[:stage]),
+            num_layers=num_layers,
+            num_ranks=resolved.tensor_parallel,
+            weight_bytes=weights[stage].num_bytes,
+            kv_bytes_per_token=per_layer * num_layers,
+            sent_bytes_per_token=sent if stage < last else 0,
+        )
+        for stage, num_layers in enumerate(resolved.stage_layers)
+    )
+
+
+def _stage_weights(resolved: ResolvedConfig, infos: Sequence[TensorInfo], stage: int) -> _Weights:
+    held = _Held(
+        resolved.layers_of_stage(stage), is_first_stage=stage == 0, is_last_stage=stage == resolved.num_stages - 1
+    )
+    return _weights(
+        resolved.model_family,
+        resolved.model.hf_config,
+        infos,
+        resolved.quantization,
+        resolved.quantization_need(),
+        resolved.tensor_parallel,
+        held,
     )
 
 
@@ -104,6 +156,16 @@ def _tensor_infos(weight_format: Component, files: ModelFiles) -> list[TensorInf
 
 
 @dataclass(frozen=True)
+class _Held:
+    """What a rank's stage has of a model."""
+
+    layers: range | None = None
+    """None: all."""
+    is_first_stage: bool = True
+    is_last_stage: bool = True
+
+
+@dataclass(frozen=True)
 class _Weights:
     """What the weights of one model take on one rank."""
 
@@ -120,6 +182,7 @@ def _weights(
     quantization: Component | None,
     need: QuantizationNeed,
     ranks: int,
+    held: _Held = _Held(),
 ) -> _Weights:
     plain = DTYPE_BYTES[need.dtype]
     plugin, _ = create_class(family)
@@ -129,22 +192,29 @@ def _weights(
 
     from dovetail.nn.layer_plan import bytes_held, second_copies
 
-    plan = _plan(family, hf_config, ranks)
+    plan = _plan(family, hf_config, ranks, held)
     method, served = None, None
     if quantization is not None:
         chosen, options = create_class(quantization)
         method = cast(type[QuantizationMethod], chosen)(options, need)
         served = f"{quantization.name} {plan.ask(method)}"
     copied = second_copies(plan, method, need.device_type, getattr(torch, need.dtype))
-    held = plan.num_bytes(bytes_held(plan, method, plain, infos))
-    return _Weights(held + copied, copied, served)
+    num_bytes = plan.num_bytes(bytes_held(plan, method, plain, infos))
+    return _Weights(num_bytes + copied, copied, served)
 
 
-def _plan(family: Component, hf_config: Mapping[str, Any], ranks: int) -> LayerPlan:
+def _plan(family: Component, hf_config: Mapping[str, Any], ranks: int, held: _Held) -> LayerPlan:
     from dovetail.nn.layer_plan import plan_layers
 
     plugin, options = create_class(family)
-    return plan_layers(cast(type[ModelFamily], plugin)(options), hf_config, tensor_parallel=ranks)
+    return plan_layers(
+        cast(type[ModelFamily], plugin)(options),
+        hf_config,
+        tensor_parallel=ranks,
+        layers_held=held.layers,
+        is_first_stage=held.is_first_stage,
+        is_last_stage=held.is_last_stage,
+    )
 
 
 def _kv_memory(

@@ -32,6 +32,7 @@ from dovetail.worker.graph_ladder import (
     padded,
 )
 from dovetail.worker.input_batch import StepInputs
+from dovetail.worker.stage_link import StageLink
 
 logger = logging.getLogger(__name__)
 
@@ -47,15 +48,17 @@ States = tuple[torch.Tensor, torch.Tensor | None]
 ModelPass = Callable[..., States]
 """From int64 [T] token ids and positions to states: one call of `CausalLM.forward`, compiled or not; where some token
 has an adapter, with int32 [T] slots as third argument, and where tokens have types, with int64 [T] `token_types`. Only
-tensors cross it, so that it can be compiled, captured and replayed; the records of the contract are made inside."""
+tensors cross it, so that it can be compiled, captured and replayed; the records of the contract are made inside. On a
+pipeline stage behind the first, the states [T, hidden_size] of the stage before take the place of the ids."""
 
 
 class ForwardPass(ABC):
     """From a step's inputs to hidden states. Called inside work that was launched."""
 
     @abstractmethod
-    def run(self, inputs: StepInputs, ids: torch.Tensor, positions: torch.Tensor) -> States:
-        """int64 [T] token ids and positions on the device -> hidden states, which are valid until the next call."""
+    def run(self, inputs: StepInputs, entering: torch.Tensor, positions: torch.Tensor) -> States:
+        """What enters the first layer (`StageLink.entering`) and int64 [T] positions, on the device -> hidden states,
+        which are valid until the next call."""
 
     def prepare(self) -> None:
         """Captures what is to be captured; again after memory has moved, or weights were read anew."""
@@ -73,12 +76,13 @@ class EagerForward(ForwardPass):
         self._forward = forward
         self._backends = backends
 
-    def run(self, inputs: StepInputs, ids: torch.Tensor, positions: torch.Tensor) -> States:
+    def run(self, inputs: StepInputs, entering: torch.Tensor, positions: torch.Tensor) -> States:
         _plan(self._backends, inputs)
+        slots = _adapter_slots(inputs, positions.device)
         if inputs.token_types is None:
-            return self._forward(ids, positions, *_adapter_slots(inputs, ids.device))
-        types = on_device(inputs.token_types, ids.device)
-        return self._forward(ids, positions, *_adapter_slots(inputs, ids.device), token_types=types)
+            return self._forward(entering, positions, *slots)
+        types = on_device(inputs.token_types, positions.device)
+        return self._forward(entering, positions, *slots, token_types=types)
 
 
 class RepeatingForward(ForwardPass):
@@ -95,9 +99,9 @@ class RepeatingForward(ForwardPass):
         self._backends = backends
         self.prepare()
 
-    def run(self, inputs: StepInputs, ids: torch.Tensor, positions: torch.Tensor) -> States:
+    def run(self, inputs: StepInputs, entering: torch.Tensor, positions: torch.Tensor) -> States:
         _plan(self._backends, inputs)
-        return self.repeat(ids, positions, *_adapter_slots(inputs, ids.device)), None
+        return self.repeat(entering, positions, *_adapter_slots(inputs, positions.device)), None
 
     def prepare(self) -> None:
         """Forgets the recordings: they hold addresses of memory that may have moved."""
@@ -108,8 +112,8 @@ class RepeatingForward(ForwardPass):
         """Why passes are not replayed; None while they are."""
 
     def repeat(self, *inputs: torch.Tensor) -> torch.Tensor:
-        """As `ModelPass`: int64 [T], int64 [T], perhaps int32 [T] -> [T, hidden_size]; the result of a replay is valid
-        until the next one."""
+        """As `ModelPass`: what enters, int64 [T], perhaps int32 [T] -> [T, hidden_size]; the result of a replay is
+        valid until the next one."""
         num_rows = len(inputs[0])
         if self.refusal is not None or not 0 < num_rows <= MAX_REPEATED_ROWS:
             return self._forward(*inputs)
@@ -152,9 +156,9 @@ class RepeatingForward(ForwardPass):
 class GraphForward(ForwardPass):
     """Replays a graph where one of the ladder's shapes holds the step, and is eager elsewhere.
 
-    All graphs read token ids and positions from the same tensors and share the memory of their intermediate results, so
-    that the largest decides what they cost; each has hidden states of its own, and with them the states between layers
-    that drafters want.
+    All graphs read what enters and the positions from the same tensors and share the memory of their intermediate
+    results, so that the largest decides what they cost; each has hidden states of its own, and with them the states
+    between layers that drafters want.
     """
 
     def __init__(
@@ -165,9 +169,11 @@ class GraphForward(ForwardPass):
         backends: Backends,
         ladder: GraphLadder,
         max_model_len: int,
+        link: StageLink,
         has_adapters: bool = False,
     ):
-        """`has_adapters`: every shape is captured twice, without and with adapters."""
+        """`link`: what enters the first layer. `has_adapters`: every shape is captured twice, without and with
+        adapters."""
         self._device = device
         self._eager = eager
         self._forward = forward
@@ -176,7 +182,8 @@ class GraphForward(ForwardPass):
         self._max_model_len = max_model_len
         self._block_size = next(iter(backends.values())).setup.block_size
         num_tokens = max(shape.num_tokens for shape in ladder.shapes)
-        self._inputs = torch.zeros(2, num_tokens, dtype=torch.int64, device=device.torch_device)
+        self._entering = link.blank(num_tokens, device.torch_device)
+        self._positions = torch.zeros(num_tokens, dtype=torch.int64, device=device.torch_device)
         self._slots = torch.full((num_tokens,), -1, dtype=torch.int32, device=device.torch_device)
         self._kinds = (True, False) if has_adapters else (False,)
         """Whether the passes of a graph have adapters."""
@@ -240,20 +247,20 @@ class GraphForward(ForwardPass):
         self._graphs.clear()
         self._outputs.clear()
 
-    def run(self, inputs: StepInputs, ids: torch.Tensor, positions: torch.Tensor) -> States:
+    def run(self, inputs: StepInputs, entering: torch.Tensor, positions: torch.Tensor) -> States:
         shape = self._ladder.choose(inputs)
         adapts = inputs.adapter_slots is not None
         graph = self._graphs.get((shape, adapts)) if shape is not None else None
         if shape is None or graph is None:
-            return self._eager.run(inputs, ids, positions)
+            return self._eager.run(inputs, entering, positions)
         step = padded(inputs, shape, self._block_size)
         self._plan(step, shape)
-        rows: slice | torch.Tensor = slice(len(ids))
+        rows: slice | torch.Tensor = slice(len(positions))
         if step.token_indices[-1] + 1 != len(step.token_indices):  # padding between real tokens
-            rows = on_device(step.token_indices, self._inputs.device)
-        self._inputs[0, rows] = ids
-        self._inputs[1, rows] = positions
-        for slots in _adapter_slots(inputs, ids.device):
+            rows = on_device(step.token_indices, self._positions.device)
+        self._entering[rows] = entering
+        self._positions[rows] = positions
+        for slots in _adapter_slots(inputs, positions.device):
             self._slots.fill_(-1)
             self._slots[rows] = slots
         graph.replay()
@@ -270,7 +277,7 @@ class GraphForward(ForwardPass):
     def _call(self, shape: GraphShape, adapts: bool) -> None:
         count = shape.num_tokens
         slots = (self._slots[:count],) if adapts else ()
-        self._outputs[shape, adapts] = self._forward(self._inputs[0, :count], self._inputs[1, :count], *slots)
+        self._outputs[shape, adapts] = self._forward(self._entering[:count], self._positions[:count], *slots)
 
     def _plan(self, step: PaddedStep, shape: GraphShape) -> None:
         for group, backend in self._backends.items():
@@ -294,6 +301,7 @@ def create_forward(
     backends: Backends,
     limits: SchedulerLimits,
     query_lens: Sequence[int],
+    link: StageLink,
     hidden_layers: Sequence[int] = (),
     *,
     caches: Sequence[LayerCache | None] = (),
@@ -304,6 +312,7 @@ def create_forward(
     """The forward pass that a runtime asks for.
 
     `forward`: gives the states of `hidden_layers`, which drafters want. `query_lens`: of decode and verify steps.
+    `link`: what enters the first layer.
     `caches`: what the model's layers keep; with recurrent states nothing is recorded, since proving a recording runs a
     pass twice, and of an encoder neither. `enforce_eager`: without a runtime, nothing is recorded; a runtime says so
     itself. `obstacle`: why steps of this model cannot be captured (`why_not_captured`). `has_adapters`: whether steps
@@ -324,7 +333,7 @@ def create_forward(
         raise ConfigError(f"executor.cuda_graphs {sizes}: {problem}")
     if problem is not None:
         return _eager(forward, backends, problem)
-    captured = create_graphs(device, runtime, forward, backends, limits, query_lens, has_adapters=has_adapters)
+    captured = create_graphs(device, runtime, forward, backends, limits, query_lens, link, has_adapters=has_adapters)
     try:
         captured.prepare()
     except ConfigError as error:
@@ -347,13 +356,14 @@ def create_graphs(
     backends: Backends,
     limits: SchedulerLimits,
     query_lens: Sequence[int],
+    link: StageLink,
     *,
     has_adapters: bool = False,
 ) -> GraphForward:
     """Graphs of the sizes that a runtime asks for; none is captured yet."""
     ladder = GraphLadder(_sizes(runtime, limits), query_lens, limits.max_num_batched_tokens, limits.max_model_len)
     eager = EagerForward(forward, backends)
-    return GraphForward(device, eager, forward, backends, ladder, limits.max_model_len, has_adapters)
+    return GraphForward(device, eager, forward, backends, ladder, limits.max_model_len, link, has_adapters)
 
 
 def wants_graphs(runtime: Runtime | None) -> bool:
@@ -365,19 +375,23 @@ def _sizes(runtime: Runtime, limits: SchedulerLimits) -> list[int]:
     return ladder_sizes(limits.max_num_seqs) if runtime.graphs == "auto" else [int(size) for size in runtime.graphs]
 
 
-def model_pass(model: CausalLM, hidden_layers: Sequence[int] = ()) -> ModelPass:
+def model_pass(model: CausalLM, hidden_layers: Sequence[int] = (), *, is_first_stage: bool = True) -> ModelPass:
     """A pass that gives the states that enter `hidden_layers` as well, which ascend."""
     layers = tuple(hidden_layers)
 
     def run(
-        ids: torch.Tensor,
+        entering: torch.Tensor,
         positions: torch.Tensor,
         slots: torch.Tensor | None = None,
         token_types: torch.Tensor | None = None,
     ) -> States:
-        adapters = None if slots is None else AdapterRows(slots=slots)
         inputs = ModelInputs(
-            input_ids=ids, positions=positions, layers=layers, adapters=adapters, token_types=token_types
+            input_ids=entering if is_first_stage else None,
+            stage_input=None if is_first_stage else entering,
+            positions=positions,
+            layers=layers,
+            adapters=None if slots is None else AdapterRows(slots=slots),
+            token_types=token_types,
         )
         outputs = model.forward(inputs)
         return outputs.hidden, outputs.layer_states

@@ -116,6 +116,16 @@ class InputBatch:
         for request in plan.new_requests:
             self.add(request)
 
+    def catch_up(self, plan: StepPlan) -> None:
+        """Takes in what the last stage sampled and drafted. Requests that leave were removed before."""
+        for seq_id, tokens in plan.sampled:
+            row = self.requests[seq_id].row
+            self.extend(row, tokens)
+            # Of the drafts that were computed, the rejected ones are computed anew; the last token never was.
+            self.num_computed[row] = min(self.num_computed[row], self.num_tokens[row] - 1)
+        for seq_id, drafts in plan.draft_tokens:
+            self.write_ahead(seq_id, drafts.token_ids)
+
     def adapter_slots(self, seq_ids: Sequence[int], counts: np.ndarray) -> np.ndarray | None:
         """int32 [sum of counts]: the slot of each token's adapter, of so many tokens of each request; None where no
         request has one. Raises `ModelError` where one could not be placed."""

@@ -8,9 +8,11 @@ allocated. Every `num_blocks` counts it, so that `num_blocks` is the number of p
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from dovetail.contracts.attention import TransientSpec
 from dovetail.contracts.errors import CapacityError, ConfigError, ModelError
+from dovetail.contracts.executor import StagedKVLayout
 from dovetail.contracts.kv import (
     DTYPE_BYTES,
     CrossSpec,
@@ -78,6 +80,42 @@ def build_layout(
     return KVLayout(block_size, tuple(groups), page_bytes, num_tensors, extra_tensors)
 
 
+def cut_layout(layout: KVLayout, caches: Sequence[Sequence[LayerCache | None]]) -> StagedKVLayout:
+    """Cuts a layout of the whole model into what each pipeline stage keeps. `caches`: by stage, what its layers cache;
+    together they are those that the layout was built from. The last stage keeps the extra tensors."""
+    stages = []
+    first = 0
+    for stage, held in enumerate(caches):
+        own = range(first, first + len(held))
+        groups = tuple(
+            replace(group, layer_ids=tuple(layer - first for layer in group.layer_ids if layer in own))
+            for group in layout.groups
+        )
+        paged = [cache for cache in held if cache is not None and not isinstance(cache, TransientSpec)]
+        stages.append(
+            KVLayout(
+                layout.block_size,
+                groups,
+                page_bytes=max((_checked(0, cache).page_bytes(layout.block_size) for cache in paged), default=0),
+                num_tensors=max((len(group.layer_ids) for group in groups), default=0),
+                extra_tensors=layout.extra_tensors if stage == len(caches) - 1 else (),
+            )
+        )
+        first = own.stop
+    return StagedKVLayout(**vars(layout), stages=tuple(stages))
+
+
+def of_stage(layout: KVLayout, stage: int) -> KVLayout:
+    """Returns what the workers of a pipeline stage keep of a layout."""
+    return layout.stages[stage] if isinstance(layout, StagedKVLayout) else layout
+
+
+def stage_block_bytes(layout: KVLayout) -> tuple[int, ...]:
+    """Returns the bytes that one block id costs a worker of each stage."""
+    stages = layout.stages if isinstance(layout, StagedKVLayout) else (layout,)
+    return tuple(stage.block_bytes for stage in stages)
+
+
 def _checked(layer_id: int, cache: LayerCache) -> KVSpec:
     if isinstance(cache, StateSpec):
         raise ModelError(
@@ -118,7 +156,7 @@ def _choose_num_tensors(kind_sizes: list[int]) -> int:
 
 def num_blocks_for(layout: KVLayout, memory_bytes: int) -> int:
     """Blocks, the null block included, that `memory_bytes` hold on one rank."""
-    return max(0, memory_bytes // layout.block_bytes)
+    return max(0, memory_bytes // max(stage_block_bytes(layout)))
 
 
 def blocks_per_request(layout: KVLayout, num_tokens: int, max_num_batched_tokens: int) -> int:

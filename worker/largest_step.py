@@ -24,6 +24,7 @@ from dovetail.contracts.step import NewRequest
 from dovetail.worker.forward import EagerForward
 from dovetail.worker.input_batch import StepInputs
 from dovetail.worker.sampling.sampler import Sampler
+from dovetail.worker.stage_link import StageLink
 
 
 @dataclass(frozen=True)
@@ -78,10 +79,11 @@ class LargestStep:
         operators: Operators,
         *,
         judged_rows: Callable[[torch.device], Sequence[JudgedRows]],
+        link: StageLink,
         has_processors: bool = False,
     ):
-        """`judged_rows`: called first, since what it makes is kept through the step; `has_processors`: whether rows are
-        shown to logits processors."""
+        """`judged_rows`: called first, since what it makes is kept through the step; `link`: what enters the first
+        layer; only the last stage draws; `has_processors`: whether rows are shown to logits processors."""
         self._model = model
         self._forward = forward
         self._inputs = inputs
@@ -89,6 +91,7 @@ class LargestStep:
         self._vocab_size = vocab_size
         self._operators = operators
         self._judged_rows = judged_rows
+        self._link = link
         self._processors: Mapping[str, LogitsProcessor] = {"any": _Onlooker(vocab_size)} if has_processors else {}
 
     @torch.inference_mode()
@@ -96,8 +99,11 @@ class LargestStep:
         """The forward pass, while what came of the step before is kept; then one draw for each of max_num_seqs
         requests; then the judged rows."""
         judged = self._judged_rows(device)
-        ids, positions = (torch.from_numpy(a).to(device) for a in (self._inputs.input_ids, self._inputs.positions))
-        hidden, _layer_states = self._forward.run(self._inputs, ids, positions)  # both are kept to the step's end
+        positions = torch.from_numpy(self._inputs.positions).to(device)
+        entering = self._link.blank(len(positions), device)
+        hidden, _layer_states = self._forward.run(self._inputs, entering, positions)  # both are kept to the step's end
+        if not self._link.is_last:
+            return
         self._sample(hidden)
         for rows in judged:
             rows.judge(self._logits(hidden, rows.num_rows), self._sampler(rows.num_requests))

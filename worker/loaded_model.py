@@ -32,6 +32,7 @@ from dovetail.worker.memory import check_weights_fit, kv_bytes
 from dovetail.worker.pooling.head import ScoreHead
 from dovetail.worker.reading import CheckpointMarks, current_marks, read_module, read_weights
 from dovetail.worker.speculation.loaded import LoadedSpeculation, load_speculation
+from dovetail.worker.stage_link import create_link
 from dovetail.worker.weight_update.targets import ModuleTarget, UpdateTarget
 from dovetail.worker.worker_setup import WorkerSetup
 
@@ -53,8 +54,12 @@ def load_model(setup: WorkerSetup) -> LoadedModel:
         operators=_create_operators(setup),
         keeper=_create_keeper(setup, quantization),
         adapters=create_adapter_space(config.lora, setup.torch_device),
+        layers=config.layers_of_stage(setup.placement.stage),
+        is_first_stage=setup.placement.stage == 0,
+        is_last_stage=setup.placement.stage == setup.placement.num_stages - 1,
     )
     labels = 0 if config.model.size.num_labels else config.pooling.num_labels  # some modules have a head of their own
+    labels = labels if context.is_last_stage else 0
     head = ScoreHead(labels, config.model.size.hidden_size, setup.torch_device) if labels else None
     model, marks = read_module(
         setup.plugins,
@@ -92,6 +97,7 @@ class LoadedModel:
         self.speculation = speculation
         self.adapters = _create_adapters(setup, context)
         """None where the config has none."""
+        self.link = create_link(setup.placement, setup.config.model.size.hidden_size, context.dtype, context.device)
         self._marks = marks
         self._is_updated = False
         """Whether the weights are not those of the checkpoint any more."""
@@ -101,7 +107,8 @@ class LoadedModel:
         """A pass of the model, compiled where the executor asks for it, which happens once."""
         runtime = self.setup.placement.runtime
         mode = runtime.compile_mode if runtime is not None else None
-        return compiled(self.model, model_pass(self.model, self.speculation.hidden_layers), mode)
+        run = model_pass(self.model, self.speculation.hidden_layers, is_first_stage=self.context.is_first_stage)
+        return compiled(self.model, run, mode)
 
     @property
     def query_lens(self) -> list[int]:
@@ -195,6 +202,7 @@ class LoadedModel:
             config.model.vocab_size,
             context.operators,
             judged_rows=self.speculation.largest_rows,
+            link=self.link,
             has_processors=bool(config.logits_processors),
         )
         peak = device.measure(partial(largest.run, self.setup.torch_device))
@@ -214,6 +222,7 @@ class LoadedModel:
             backends,
             limits,
             self.query_lens,
+            self.link,
             has_adapters=self.adapters is not None,
         )
         try:
@@ -268,7 +277,7 @@ def _create_keeper(setup: WorkerSetup, quantization: QuantizationMethod | None) 
     return KernelKeeper(
         PackedCache(default_directory(), budget),
         made_by,
-        (setup.communicator.rank, setup.communicator.size),
+        (setup.placement.position, setup.placement.layout.num_ranks),
         lambda shape: quantization.describe(shape).least_bytes_per_weight(formats),
     )
 

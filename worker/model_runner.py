@@ -1,11 +1,12 @@
-"""The model runner: one plan in, tokens out. It owns the persistent batch; attention, sampling and speculation are
-objects that it is given."""
+"""The model runner: one plan in, tokens out, or states for the next pipeline stage. It owns the persistent batch;
+attention, sampling and speculation are objects that it is given."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,6 +31,7 @@ from dovetail.worker.sampling.grammar_compiler import GrammarCompiler
 from dovetail.worker.sampling.grammar_masks import NO_DRAFT
 from dovetail.worker.sampling.logprobs import token_logprobs
 from dovetail.worker.sampling.sampler import Sampler
+from dovetail.worker.stage_link import OnlyStage, StageLink
 
 # Those that speculate are imported where they are created: most starts need none.
 if TYPE_CHECKING:
@@ -57,12 +59,14 @@ class ModelRunner:
         speculation: Speculation | None,
         batch: InputBatch,
         *,
+        link: StageLink,
         answers: bool,
         pooling: PoolingRequests,
         adapters: WorkerAdapters | None = None,
     ):
-        """`answers`: whether this rank does (`Placement.answers`). `speculation`: None where nobody speculates.
-        `pooling`: those that are pooled in place of sampling. `adapters`: None where there are none."""
+        """`link`: to the pipeline stages before and behind. `answers`: whether this rank does (`Placement.answers`).
+        `speculation`: None where nobody speculates. `pooling`: those that are pooled in place of sampling. `adapters`:
+        None where there are none."""
         self._adapters = adapters
         self._pooling = pooling
         self._model = model
@@ -77,7 +81,8 @@ class ModelRunner:
         self._sampler = Sampler(config.model.vocab_size, limits.max_num_seqs, processors, context.operators, grammars)
         self._deferred: DeferredSteps | None = None
         """None where steps cannot overlap: whoever speculates looks at each result before the next step."""
-        if speculation is None and context.communicator.size == 1:
+        self._link = link
+        if speculation is None and context.communicator.size == 1 and isinstance(link, OnlyStage):
             sizes = limits.max_num_seqs, limits.max_num_batched_tokens
             self._deferred = DeferredSteps(device, model, forward, self._sampler, batch, *sizes)
         self._prompt_scored: set[int] = set()
@@ -117,6 +122,8 @@ class ModelRunner:
             self._speculation.begin(plan)
         for seq_id in (*plan.finished, *plan.preempted):
             self._leave(seq_id)
+        if not self._link.is_last:
+            self._batch.catch_up(plan)
         if self._mover.leaving or plan.swap_out or plan.swap_in or plan.copies:
             self._mover.move(plan)
         if plan.adapters and self._adapters is not None:
@@ -138,9 +145,13 @@ class ModelRunner:
             self._start_masks(plan, inputs)
         prepared = time.perf_counter()
         ids, positions = self._to_device(inputs.input_ids), self._to_device(inputs.positions)
-        hidden, layer_states = self._forward.run(inputs, ids, positions)
+        hidden, layer_states = self._forward.run(inputs, self._link.entering(ids), positions)
         self._batch.num_computed[inputs.rows] = inputs.seq_lens
         computed = time.perf_counter()
+        times = StepTimes(prepare=1e3 * (prepared - started), forward=1e3 * (computed - prepared))
+        if not self._link.is_last:
+            self._link.send(hidden)
+            return StepResult(plan.step_id, [], times=times)
         step = ComputedStep(plan, inputs, self._batch, hidden, layer_states)
         self._sample(step)
         prompt_logprobs = self._prompt_logprobs(plan, inputs, hidden)
@@ -154,11 +165,7 @@ class ModelRunner:
             prompt_logprobs=prompt_logprobs,
             failed=step.failed,
             pooled=pooled,
-            times=StepTimes(
-                prepare=1e3 * (prepared - started),
-                forward=1e3 * (computed - prepared),
-                sample=1e3 * (drawn - computed),
-            ),
+            times=replace(times, sample=1e3 * (drawn - computed)),
         )
         return result if self._speculation is None else self._speculation.propose(step, self._sampler, result)
 

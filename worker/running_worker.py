@@ -7,6 +7,7 @@ from dovetail.contracts.logits import LogitsProcessor
 from dovetail.worker.block_mover import BlockMover
 from dovetail.worker.forward import ForwardPass, create_forward
 from dovetail.worker.input_batch import InputBatch
+from dovetail.worker.kv_layout import of_stage
 from dovetail.worker.kv_storage import KVStorage
 from dovetail.worker.loaded_model import LoadedModel
 from dovetail.worker.model_runner import ModelRunner
@@ -26,6 +27,7 @@ def initialize_cache(
     compiles those of requests; None where there is no plugin for it."""
     setup, context = loaded.setup, loaded.context
     config, device, placement = setup.config, setup.device, setup.placement
+    layout = of_stage(layout, placement.stage)
     storage = KVStorage(layout, num_blocks, num_host_blocks, setup.torch_device, has_extra=placement.answers)
     backends = loaded.bind(layout, storage)
     processors: dict[str, LogitsProcessor] = {
@@ -48,6 +50,7 @@ def initialize_cache(
         backends,
         config.limits,
         loaded.query_lens,
+        loaded.link,
         loaded.speculation.hidden_layers,
         caches=[layer.cache for layer in context.attention_layers],
         enforce_eager=config.enforce_eager,
@@ -66,6 +69,7 @@ def initialize_cache(
         grammars,
         speculation,
         batch,
+        link=loaded.link,
         answers=placement.answers,
         pooling=PoolingRequests(create_poolers(loaded) if placement.answers else {}),
         adapters=loaded.adapters,

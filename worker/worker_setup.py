@@ -51,30 +51,34 @@ def set_up(
 
 def leave_group(placement: Placement) -> None:
     """The end of the communicator. Idempotent."""
-    if placement.tensor_parallel > 1 and dist.is_initialized():
+    if placement.layout.num_ranks > 1 and dist.is_initialized():
         dist.destroy_process_group()
 
 
 def _connect(placement: Placement) -> Communicator:
-    if placement.num_stages > 1:
-        raise PluginError(
-            f"the executor placed rank {placement.rank} in one of {placement.num_stages} pipeline stages, and layers"
-            " are not split over stages yet: choose another executor.name"
-        )
-    if placement.tensor_parallel == 1:
+    """Joins the group of all ranks; over it, stages exchange states. Returns the collectives of the worker's stage."""
+    layout = placement.layout
+    if layout.num_ranks == 1:
         return SingleProcess()
     if placement.init_method is None:
         raise PluginError(
-            f"the executor gave rank {placement.rank} of {placement.layout.num_ranks} no init_method, so that the ranks"
+            f"the executor gave rank {placement.rank} of {layout.num_ranks} no init_method, so that the ranks"
             " cannot find each other: choose another executor.name"
         )
     is_cuda = placement.device.startswith("cuda")
     dist.init_process_group(
         "nccl" if is_cuda else "gloo",
         init_method=placement.init_method,
-        rank=placement.tensor_rank,
-        world_size=placement.tensor_parallel,
+        rank=placement.position,
+        world_size=layout.num_ranks,
         # NCCL then connects the ranks at once: a rank that cannot be reached is an error here and not in a capture.
         device_id=torch.device(placement.device) if is_cuda else None,
     )
-    return TorchDistributed()
+    if layout.num_stages == 1:
+        return TorchDistributed()
+    if layout.tensor_parallel == 1:
+        return SingleProcess()
+    firsts = range(0, layout.num_ranks, layout.tensor_parallel)
+    # Every rank makes the groups of all stages, in the same order, as torch.distributed asks for.
+    groups = [dist.new_group(list(range(first, first + layout.tensor_parallel))) for first in firsts]
+    return TorchDistributed(groups[placement.stage])

@@ -293,6 +293,25 @@ class ResolvedConfig:
     pooling: ResolvedPooling = field(default_factory=ResolvedPooling)
     weight_transport: Component | None = None
     """None: the weights are not updated while the engine runs."""
+    stage_layers: tuple[int, ...] = ()
+    """Decoder layers of each pipeline stage, in their order; empty: one stage has all."""
+
+    @property
+    def num_stages(self) -> int:
+        """Pipeline stages that share the layers."""
+        return len(self.stage_layers) or 1
+
+    @property
+    def num_ranks(self) -> int:
+        """Workers, over all stages."""
+        return self.tensor_parallel * self.num_stages
+
+    def layers_of_stage(self, stage: int) -> range | None:
+        """Decoder layers of one stage, numbered as in the checkpoint; None: all there are."""
+        if not self.stage_layers:
+            return None
+        start = sum(self.stage_layers[:stage])
+        return range(start, start + self.stage_layers[stage])
 
     def quantization_need(self) -> QuantizationNeed:
         """What the quantization method is asked for, at its creation as at its check."""

@@ -166,7 +166,10 @@ class ExecutorSection(ComponentSection):
 
     tensor_parallel: int = Field(default=1, ge=1, description="Ranks that share each layer")
     pipeline_parallel: int = Field(
-        default=1, ge=1, description="Groups of ranks that share the layers; only 1 is served"
+        default=1, ge=1, description="Pipeline stages: groups of ranks, each of which has some of the layers"
+    )
+    stage_layers: list[int] | None = Field(
+        default=None, description="Layers of each pipeline stage, as in [14, 16]; null: stages of equal cost"
     )
     threads: int | None = Field(
         default=None, ge=1, description="CPU threads of each worker; null: the executor's choice"

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Protocol
 
 from dovetail.contracts.device import Runtime
-from dovetail.contracts.kv import LayerCache
+from dovetail.contracts.kv import KVLayout, LayerCache
 from dovetail.contracts.needs import RUNS_ON, among, at_most, compared, flag, informs
 from dovetail.contracts.plugin import Environment, Plugin, PluginOptions
 from dovetail.contracts.step import StepPlan, StepResult
@@ -71,6 +71,11 @@ class ExecutorNeed:
         default=None, metadata=informs("an executor passes on steps of any size; `check` may judge its options by it")
     )
     """Most requests in one step; None: not known."""
+
+    @property
+    def num_ranks(self) -> int:
+        """Workers, over all pipeline stages."""
+        return self.tensor_parallel * self.pipeline_parallel
 
 
 @dataclass(frozen=True)
@@ -197,6 +202,19 @@ class Placement:
     def answers(self) -> bool:
         """Whether this rank samples, drafts, and returns the step's result; one rank of a layout does."""
         return self.rank == self.layout.answering_rank
+
+
+@dataclass(frozen=True)
+class StagedKVLayout(KVLayout):
+    """The layout of a model whose layers pipeline stages share: "initialize_cache" takes it in place of a `KVLayout`.
+
+    Its own fields are of the whole model, whose layers are numbered through all stages. Requests have one block table
+    per group, which all stages use.
+    """
+
+    stages: tuple[KVLayout, ...] = ()
+    """What the workers of each stage keep. The groups are those of the whole model with the stage's own layers,
+    numbered as in its module (`ModelContext.attention_layers`); a group may have none."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ from dovetail.contracts.quantization import QuantizationNeed
 from dovetail.contracts.scheduler import SchedulerLimits
 from dovetail.contracts.telemetry import ExperimentDescription
 from dovetail.registry.registry import Registry
+from dovetail.worker.estimate import StageEstimate
 from pathlib import Path
 from rich.console import Console
 from typing import Any
@@ -103,6 +104,7 @@ class MemoryEstimate:
     kv_tokens: int | None
     max_concurrency: float | None
     adapter_bytes: int = 0
+    stages: tuple[StageEstimate, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,12 @@ class ResolvedConfig:
     lora: ResolvedLoRA | None = None
     pooling: ResolvedPooling = field(default_factory=ResolvedPooling)
     weight_transport: Component | None = None
+    stage_layers: tuple[int, ...] = ()
+    @property
+    def num_stages(self) -> int: ...
+    @property
+    def num_ranks(self) -> int: ...
+    def layers_of_stage(self, stage: int) -> range | None: ...
     def quantization_need(self) -> QuantizationNeed: ...
     @property
     def is_strict(self) -> bool: ...

@@ -53,6 +53,7 @@ class CacheSection(Section):
 class ExecutorSection(ComponentSection):
     tensor_parallel: int = Field(default=1, ge=1)
     pipeline_parallel: int = Field(default=1, ge=1)
+    stage_layers: list[int] | None = None
     threads: int | None = Field(default=None, ge=1)
     enforce_eager: bool = False
 

@@ -3,7 +3,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from dovetail.contracts.device import Runtime
-from dovetail.contracts.kv import LayerCache
+from dovetail.contracts.kv import KVLayout, LayerCache
 from dovetail.contracts.plugin import Environment, Plugin, PluginOptions
 from dovetail.contracts.step import StepPlan, StepResult
 from typing import Any, ClassVar, Final, Protocol
@@ -24,6 +24,8 @@ class ExecutorNeed:
     pipeline_parallel: int = 1
     enforce_eager: bool = False
     max_num_seqs: int | None = None
+    @property
+    def num_ranks(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,11 @@ class Placement:
     def node(self) -> int: ...
     @property
     def answers(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class StagedKVLayout(KVLayout):
+    stages: tuple[KVLayout, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,9 @@ def plan_layers(
     tensor_parallel: int = 1,
     kv_dtype: str = 'float32',
     max_model_len: int = 1,
+    layers_held: range | None = None,
+    is_first_stage: bool = True,
+    is_last_stage: bool = True,
 ) -> LayerPlan: ...
 def bytes_held(
     plan: LayerPlan,

@@ -32,6 +32,8 @@ class PagesIdentity:
     kv_dtype: str
     layout: KVLayout
     tensor_parallel: int
+    stage_layers: tuple[int, ...] = ()
+    """Layers of each pipeline stage; empty for one."""
 
     @cached_property
     def digest(self) -> bytes:

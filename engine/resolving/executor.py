@@ -65,12 +65,6 @@ def find_executor(state: Resolution) -> FoundExecutor:
 
 def _refuse_ranks(state: Resolution) -> None:
     section = state.config.executor
-    if section.pipeline_parallel > 1:
-        origin = state.layered.origin("executor.pipeline_parallel")
-        raise ConfigError(
-            f"executor.pipeline_parallel {section.pipeline_parallel} ({origin}): layers are not split over ranks yet; "
-            "use executor.tensor_parallel"
-        )
     if state.is_strict and section.tensor_parallel > _MOST_STRICT_RANKS:
         raise ConfigError(
             f"executor.tensor_parallel {section.tensor_parallel} ({state.layered.origin('executor.tensor_parallel')}): "
@@ -115,15 +109,16 @@ def settle_executor(state: Resolution, found: FoundExecutor) -> Component:
     chosen = found.chosen
     found.question.settle(chosen)
     section = state.config.executor
+    num_ranks = section.tensor_parallel * section.pipeline_parallel
     if section.threads is not None:
-        _remark_threads(state, section.threads, section.tensor_parallel)
+        _remark_threads(state, section.threads, num_ranks)
         return chosen.component
     with chosen.calling("threads"):
         told = chosen.plugin.threads(found.need, chosen.options, state.environment)
     if told is None:
         return chosen.component
     state.decide("executor.threads", told.count, told.reason)
-    _remark_threads(state, told.count, section.tensor_parallel)
+    _remark_threads(state, told.count, num_ranks)
     options = chosen.component.options
     own = {"threads": told.count} if "threads" in options else {}
     return dataclasses.replace(chosen.component, options={**options, **own})

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 
 from dovetail.config.layers import LayeredConfig
 from dovetail.config.manifest import differences
-from dovetail.config.resolved import Component, ResolvedCache, ResolvedConfig, ResolvedModel
+from dovetail.config.resolved import Component, ResolvedCache, ResolvedConfig, ResolvedDrafter, ResolvedModel
 from dovetail.config.schema import AUTO
 from dovetail.config.tree import get
 from dovetail.contracts.attention import AttentionNeed
@@ -32,6 +33,7 @@ from dovetail.engine.resolving.sentence import trained_length
 from dovetail.engine.resolving.slots import ATTENTION, PROCESSOR, SCHEDULER, TELEMETRY, WEIGHT_TRANSPORT
 from dovetail.engine.resolving.source import refuse_missing_model
 from dovetail.engine.resolving.speculation import choose_speculation, note_lengths
+from dovetail.engine.resolving.stages import choose_stage_layers
 from dovetail.engine.resolving.tokenizer import eos_token_ids, resolve_chat_template, resolve_tokenizer
 from dovetail.registry.bootstrap import plugin_hash
 from dovetail.registry.registry import Registry
@@ -79,15 +81,14 @@ def run_rules(state: Resolution) -> ResolvedConfig:
     settle_lock(state)
     found = find_executor(state)
     model = choose_model(state)
+    stage_layers = choose_stage_layers(state, model)
     lora = settle_lora(state, model.dtype)
     operators = choose_operators(state, model)
     need = attention_need(state, model)
     kv_dtype, cache = _choose_cache(state, model, need)
-    speculation, trees = choose_speculation(state, model, cache.dtype)
+    speculation, trees = choose_speculation(state, model, cache.dtype, stage_layers)
     drafters = list(speculation.drafters.values()) if speculation is not None else []
-    per_token = kv_bytes_per_token(model.size, cache.dtype, config.executor.tensor_parallel)
-    per_token += sum(drafter.bytes_per_token for drafter in drafters)
-    refuse_more_than_host(state, cache, per_token)
+    per_token = _bytes_per_token(state, model, cache, stage_layers, drafters)
     max_model_len = _choose_length(state, model, kv_capacity(cache, per_token))
     note_lengths(state, drafters, max_model_len)
     limits = set_limits(state, max_model_len, whole_prompts=model.size.is_encoder)
@@ -105,6 +106,7 @@ def run_rules(state: Resolution) -> ResolvedConfig:
         cache=cache,
         device_type=state.environment.device_type,
         tensor_parallel=config.executor.tensor_parallel,
+        stage_layers=stage_layers,
         num_threads=get(state.values, ("executor", "threads")),
         enforce_eager=config.executor.enforce_eager,
         executor=executor,
@@ -132,6 +134,21 @@ def run_rules(state: Resolution) -> ResolvedConfig:
         values=state.values,
     )
     return _complete(state, resolved)
+
+
+def _bytes_per_token(
+    state: Resolution,
+    model: ChosenModel,
+    cache: ResolvedCache,
+    stage_layers: Sequence[int],
+    drafters: Sequence[ResolvedDrafter],
+) -> int:
+    """KV bytes of a token on the rank that keeps the most. Raises `ConfigError` for pages that the host cannot hold."""
+    whole = kv_bytes_per_token(model.size, cache.dtype, state.config.executor.tensor_parallel)
+    largest = max(stage_layers, default=model.size.num_layers)
+    per_token = whole * largest // model.size.num_layers + sum(drafter.bytes_per_token for drafter in drafters)
+    refuse_more_than_host(state, cache, per_token)
+    return per_token
 
 
 def _choose_length(state: Resolution, model: ChosenModel, capacity: int | None) -> int:

@@ -37,12 +37,14 @@ from dovetail.engine.resolving.draft_stages import refuse_nested, refuse_stages
 from dovetail.engine.resolving.model import ChosenModel
 from dovetail.engine.resolving.resolution import Resolution
 from dovetail.engine.resolving.slots import ACCEPTANCE, DRAFT_ATTENTION, DRAFT_QUANTIZATION, DRAFTER, RULE
+from dovetail.engine.resolving.stages import refuse_over_stages
 
 
 def choose_speculation(
-    state: Resolution, target: ChosenModel, kv_dtype: str
+    state: Resolution, target: ChosenModel, kv_dtype: str, stage_layers: Sequence[int]
 ) -> tuple[ResolvedSpeculation | None, bool]:
-    """Drafters and acceptance rule, and whether some drafter proposes trees."""
+    """Drafters and acceptance rule, and whether some drafter proposes trees. `stage_layers`: of each pipeline stage;
+    empty for one."""
     section = state.config.speculative
     if section is None:
         return None, False
@@ -60,6 +62,7 @@ def choose_speculation(
         has_tokenizer_json=state.config.model.tokenizer_mode == AUTO,
     )
     resolved = _Drafters(state, section, need, target).all()
+    refuse_over_stages(stage_layers, resolved)
     trees = any(drafter.trees for drafter in resolved.values())
     judged = AcceptanceNeed(need.device_type, need.vocab_size, need.num_tokens, trees=trees, lossless=state.is_strict)
     acceptance = choose(state, ACCEPTANCE, judged).component

@@ -80,6 +80,7 @@ def _print(explanation: Explanation) -> None:
         resolved = explanation.resolved
         keeps_latents = resolved is not None and resolved.model.size.latent_size > 0
         _print_memory(console, explanation.estimate, keeps_latents=keeps_latents)
+        _print_stages(console, explanation.estimate)
     if explanation.refused_requests:
         _heading(console, "requests that would be refused")
         for line in explanation.refused_requests:
@@ -175,6 +176,31 @@ def _print_memory(console: Console, estimate: MemoryEstimate, *, keeps_latents: 
     for name, value in rows:
         table.add_row(Text(f"  {name}"), Text(value))
     console.print(table)
+
+
+def _print_stages(console: Console, estimate: MemoryEstimate) -> None:
+    """Layers, ranks and messages of each pipeline stage; nothing for a single one."""
+    if not estimate.stages:
+        return
+    _heading(console, "pipeline stages, bytes per rank")
+    table = Table.grid(padding=(0, 2))
+    table.add_row(*map(Text, ("  stage", "layers", "ranks", "weights", "KV per token", "sent in each step")))
+    first_rank = 0
+    for index, stage in enumerate(estimate.stages):
+        ranks = _span(first_rank, stage.num_ranks)
+        first_rank += stage.num_ranks
+        sent = f"{stage.sent_bytes_per_token:,} bytes for each token" if stage.sent_bytes_per_token else "the tokens"
+        layers = _span(stage.first_layer, stage.num_layers)
+        row = (f"  {index}", layers, ranks, _size(stage.weight_bytes), f"{stage.kv_bytes_per_token:,} bytes", sent)
+        table.add_row(*map(Text, row))
+    console.print(table)
+    hops = sum(stage.num_ranks for stage in estimate.stages[:-1])
+    plans = f"{first_rank} of the plan, one to each rank"
+    console.print(Text(f"  messages of a step: {plans}; {hops} of states between stages; 1 of the result"))
+
+
+def _span(first: int, count: int) -> str:
+    return str(first) if count == 1 else f"{first} to {first + count - 1}"
 
 
 def _size(num_bytes: int) -> str:

@@ -25,6 +25,7 @@ from dovetail.worker.forward import (
     create_graphs,
 )
 from dovetail.worker.plain_device import PlainDevice
+from dovetail.worker.stage_link import OnlyStage
 
 PAGES, STATE = KVSpec(num_kv_heads=2, head_size=8, dtype="float32"), StateSpec(num_elements=64, dtype="float32")
 
@@ -37,7 +38,9 @@ def no_pass(ids: torch.Tensor, positions: torch.Tensor) -> States:
 @pytest.mark.parametrize(("caches", "repeats"), [((PAGES, None, PAGES), True), ((PAGES, STATE), False)])
 def test_passes_that_change_a_state_are_not_repeated(caches: tuple[LayerCache | None, ...], repeats: bool) -> None:
     """Proving a recording runs a pass twice, and a state would have advanced twice."""
-    forward = create_forward(PlainDevice("cpu"), None, no_pass, {}, cast(Any, SchedulerLimits), [1], caches=caches)
+    forward = create_forward(
+        PlainDevice("cpu"), None, no_pass, {}, cast(Any, SchedulerLimits), [1], OnlyStage(), caches=caches
+    )
     assert isinstance(forward, RepeatingForward) == repeats
 
 
@@ -45,7 +48,7 @@ def test_an_executor_that_names_graphs_which_no_step_has_is_refused() -> None:
     """Any executor may bring a `Runtime`, and not all look at the need's max_num_seqs."""
     runtime, limits = Runtime(PlainDevice, graphs=(2, 8)), SchedulerLimits(64, 4, 64)
     with pytest.raises(ConfigError, match="max_num_seqs is 4"):
-        create_forward(PlainDevice("cpu"), runtime, no_pass, {}, limits, [1])
+        create_forward(PlainDevice("cpu"), runtime, no_pass, {}, limits, [1], OnlyStage())
 
 
 class CountingDevice(HostDevice):
@@ -71,7 +74,7 @@ def graphs_of(device: HostDevice, forward: ModelPass, sizes: tuple[int, ...] = (
     setup = AttentionSetup((), PAGES, 4, "float32", "cpu", 4, 64, 64)
     backend = ReferenceBackend(ReferenceBackend.Options(), setup)
     runtime = Runtime(HostDevice, graphs=sizes)
-    return create_graphs(device, runtime, forward, {0: backend}, SchedulerLimits(64, 4, 64), [1, 3])
+    return create_graphs(device, runtime, forward, {0: backend}, SchedulerLimits(64, 4, 64), [1, 3], OnlyStage())
 
 
 def doubled(ids: torch.Tensor, positions: torch.Tensor) -> States:
@@ -100,11 +103,15 @@ def test_a_capture_that_fails_ends_the_worker() -> None:
 
 def test_auto_says_why_nothing_is_captured_and_sizes_that_are_named_refuse(caplog: pytest.LogCaptureFixture) -> None:
     limits, why = SchedulerLimits(64, 4, 64), "model.layers.1.mlp: a mixture waits"
-    forward = create_forward(HostDevice("cpu"), Runtime(HostDevice), no_pass, {}, limits, [1], obstacle=why)
+    forward = create_forward(
+        HostDevice("cpu"), Runtime(HostDevice), no_pass, {}, limits, [1], OnlyStage(), obstacle=why
+    )
     assert isinstance(forward, EagerForward)
     assert "without captured graphs: model.layers.1.mlp: a mixture waits" in caplog.text
     with pytest.raises(ConfigError, match=r"cuda_graphs \[2\]: model.layers.1.mlp: a mixture waits"):
-        create_forward(HostDevice("cpu"), Runtime(HostDevice, graphs=(2,)), no_pass, {}, limits, [1], obstacle=why)
+        create_forward(
+            HostDevice("cpu"), Runtime(HostDevice, graphs=(2,)), no_pass, {}, limits, [1], OnlyStage(), obstacle=why
+        )
 
 
 class Eager(HostDevice):
@@ -118,11 +125,11 @@ def test_a_device_that_captures_nothing_runs_eagerly_where_nobody_names_sizes(ca
     setup = AttentionSetup((), PAGES, 4, "float32", "cpu", 4, 64, 64)
     backends = {0: ReferenceBackend(ReferenceBackend.Options(), setup)}
     device, limits = Eager("cpu"), SchedulerLimits(64, 4, 64)
-    forward = create_forward(device, Runtime(HostDevice), doubled, backends, limits, [1])
+    forward = create_forward(device, Runtime(HostDevice), doubled, backends, limits, [1], OnlyStage())
     assert isinstance(forward, EagerForward)
     assert "without captured graphs: this device captures no graphs" in caplog.text
     with pytest.raises(ConfigError, match="this device captures no graphs"):
-        create_forward(device, Runtime(HostDevice, graphs=(2,)), doubled, backends, limits, [1])
+        create_forward(device, Runtime(HostDevice, graphs=(2,)), doubled, backends, limits, [1], OnlyStage())
 
 
 class CachingDevice(CountingDevice):

@@ -239,7 +239,7 @@ def _draft_setup(
         dtype=context.dtype,
         embed=_on_one_rank(model.embed, "embed", context),
         compute_logits=_on_one_rank(model.compute_logits, "compute_logits", context),
-        num_layers=len(context.attention_layers),
+        num_layers=config.model.size.num_layers,
         distributions=draft_distributions,
         draw=draft_draw,
     )

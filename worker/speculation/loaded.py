@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dovetail.config.resolved import ResolvedConfig
+from dovetail.config.resolved import ResolvedConfig, ResolvedSpeculation
 from dovetail.contracts.attention import AttentionBackend
 from dovetail.contracts.errors import RequestError
 from dovetail.contracts.kv import KVLayout, LayerCache
@@ -38,6 +38,8 @@ def load_speculation(
     """What speculation loads with a model. `answers`: whether this rank drafts and judges."""
     if config.speculation is None:
         return NothingLoaded()
+    if not context.is_last_stage:
+        return DraftedElsewhere(config.speculation)
     from dovetail.worker.speculation.loaded_drafters import LoadedDrafters  # most starts do without
 
     return LoadedDrafters(config, config.speculation, plugins, model, context, tokenizers, answers=answers)
@@ -115,3 +117,21 @@ class NothingLoaded(LoadedSpeculation):
         self, layout: KVLayout, storage: KVStorage, batch: InputBatch, backends: Mapping[int, AttentionBackend]
     ) -> None:
         """Nothing to start."""
+
+
+class DraftedElsewhere(NothingLoaded):
+    """The last pipeline stage speculates; this one computes its drafts (`StepPlan.draft_tokens`)."""
+
+    def __init__(self, section: ResolvedSpeculation):
+        self._drafters = frozenset(section.drafters)
+        self.max_query_len = 1 + max(drafter.num_tokens for drafter in section.drafters.values())
+
+    def update_target(self, drafter: str) -> None:
+        """Nothing is held here. Raises `RequestError` for a drafter that the config does not have."""
+        if drafter not in self._drafters:
+            raise unknown_drafter(drafter, self._drafters)
+
+
+def unknown_drafter(drafter: str, known: Iterable[str]) -> RequestError:
+    """What is raised for a drafter's name that the config does not have."""
+    return RequestError(f"there is no drafter {drafter!r}: the config has {', '.join(sorted(known))}")

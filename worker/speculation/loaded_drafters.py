@@ -11,7 +11,6 @@ from dovetail.config.resolved import ResolvedConfig, ResolvedDrafter, ResolvedSp
 from dovetail.contracts.attention import AttentionBackend
 from dovetail.contracts.draft_length import AdaptiveDraftLength, DrafterFacts
 from dovetail.contracts.draft_target import CopiesTarget
-from dovetail.contracts.errors import RequestError
 from dovetail.contracts.kv import KVLayout
 from dovetail.contracts.model import CausalLM
 from dovetail.contracts.scheduler import SchedulerLimits
@@ -34,7 +33,7 @@ from dovetail.worker.speculation.drafters import (
 from dovetail.worker.speculation.drafting import Drafting
 from dovetail.worker.speculation.late_reading import LateReading
 from dovetail.worker.speculation.lengths import create_lengths
-from dovetail.worker.speculation.loaded import LoadedSpeculation
+from dovetail.worker.speculation.loaded import LoadedSpeculation, unknown_drafter
 from dovetail.worker.speculation.rules import Rules, create_rules
 from dovetail.worker.speculation.speculation import Speculation
 from dovetail.worker.speculation.top_tokens import TopTokenRecords
@@ -90,8 +89,7 @@ class LoadedDrafters(LoadedSpeculation):
     def update_target(self, drafter: str) -> UpdateTarget | None:
         """As `LoadedSpeculation.update_target`."""
         if drafter not in self._section.drafters:
-            known = ", ".join(self._section.drafters)
-            raise RequestError(f"there is no drafter {drafter!r}: the config has {known}")
+            raise unknown_drafter(drafter, self._section.drafters)
         return update_target(drafter, self._drafters[drafter], self._plugins) if self._answers else None
 
     def weights(self, drafter: str) -> Iterable[torch.Tensor | torch.nn.Module]:

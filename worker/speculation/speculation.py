@@ -16,7 +16,7 @@ from dovetail.contracts.attention import AttentionModule
 from dovetail.contracts.executor import ANSWERING_TENSOR_RANK
 from dovetail.contracts.model import CausalLM, ModelContext
 from dovetail.contracts.speculation import Draft
-from dovetail.contracts.step import DraftCounts, StepPlan, StepResult
+from dovetail.contracts.step import DraftCounts, DraftTokens, StepPlan, StepResult
 from dovetail.nn.host_copies import on_device
 from dovetail.worker.computed_step import ComputedStep
 from dovetail.worker.input_batch import InputBatch, StepInputs
@@ -53,6 +53,7 @@ class Speculation:
         self._communicator = context.communicator
         self._layers = layers
         self._answers = answers
+        self._has_other_stages = not context.is_first_stage
         self._device = context.device
         self._waiting: dict[int, Draft] = {}
         """By seq_id, drafts that wait for verification; their tokens lie in the batch behind the known ones."""
@@ -149,9 +150,11 @@ class Speculation:
         drafts = self._share_drafts(drafts, step.plan)
         for index, seq_id in enumerate(step.plan.seq_ids):
             self._keep(seq_id, drafts.get(index))
+        others = drafts if self._has_other_stages else {}
         return replace(
             result,
             num_next_drafts={index: len(draft.token_ids) for index, draft in drafts.items()},
+            next_drafts={index: DraftTokens(list(draft.token_ids)) for index, draft in others.items()},
             draft_counts=self._draft_counts,
             drafter_errors=self._drafter_errors,
             idle_drafters=idle,

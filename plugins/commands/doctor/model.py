@@ -30,6 +30,7 @@ def examine_model(
     if resolved is None or estimate is None:
         raise explanation.refusal or ConfigError("the configuration could not be resolved")
     ranks = resolved.tensor_parallel
+    weight_bytes = ranks * (sum(stage.weight_bytes for stage in estimate.stages) or estimate.weight_bytes)
     longest = resolved.model.max_model_len
     counter = _create_counter(resolved)
     operations = 2 * estimate.num_parameters if counter is None else operations_per_token(counter.plan)
@@ -38,8 +39,9 @@ def examine_model(
         context = prompt_length(None if rate is None else rate / operations, longest)
     context = min(context, longest - 1)
     if counter is None:
-        kv_bytes = estimate.kv_bytes_per_token * ranks * context
-        traffic = Traffic(estimate.weight_bytes * ranks, kv_bytes, context, is_exact=False)
+        of_stages = sum(stage.kv_bytes_per_token for stage in estimate.stages)
+        kv_bytes = (of_stages or estimate.kv_bytes_per_token) * ranks * context
+        traffic = Traffic(weight_bytes, kv_bytes, context, is_exact=False)
     else:
         traffic = counter.current(context)
     threads = resolved.num_threads
@@ -56,7 +58,7 @@ def examine_model(
         threads_origin=_asked_by(explanation, "executor.threads") if threads is not None else "",
         max_model_len=longest,
         num_parameters=estimate.num_parameters,
-        weight_bytes=estimate.weight_bytes * ranks,
+        weight_bytes=weight_bytes,
         kv_memory=estimate.kv_bytes,
         operations_per_token=operations,
         traffic=traffic,

@@ -167,7 +167,7 @@ def test_two_sizes_of_kv_memory_are_refused(resolve_tiny):
             "64 .keyword. is less than model.max_model_len 128, and scheduler.enable_chunked_prefill is off",
         ),
         ({"scheduler": {"max_long_partial_prefills": 2}}, "max_long_partial_prefills 2 is more than"),
-        ({"executor": {"pipeline_parallel": 2}}, "pipeline_parallel 2 .keyword.: layers are not split"),
+        ({"executor": {"pipeline_parallel": 3}}, "pipeline_parallel 3 .keyword.: the model has 2 layers"),
         ({"device": "cuda"}, "device 'cuda' .keyword.: torch sees no such device here"),
         ({"model": {"tokenizer": "./none"}}, "model.tokenizer './none' .keyword.: there is no directory"),
         ({"scheduler": {"max_num_seq": 4}}, "'scheduler.max_num_seq' .keyword.: did you mean 'max_num_seqs'"),

@@ -1,0 +1,120 @@
+"""The engine over pipeline stages: the tokens of one process, whatever else is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail import LLM, SamplingParams
+from dovetail.contracts.errors import ConfigError
+from dovetail.contracts.outputs import RequestOutput
+from dovetail.testing.tiny_models import save_tiny_model, tiny_config
+
+PROMPTS = [[5, 9, 33, 70, 12], [100, 4], list(range(3, 60)), [7, 8, 9, 7, 8, 9, 7, 8], [61] * 20, [2, 4, 8, 16, 32, 64]]
+GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+SEEDED = SamplingParams(temperature=0.8, top_p=0.9, seed=7, max_tokens=24, ignore_eos=True)
+SCORED = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=3, prompt_logprobs=2)
+SHORT_OF_BLOCKS = {"block_size": 4, "num_blocks": 36}
+
+
+def sections(directory: Path, stages: int = 1, tensor_parallel: int = 1, **more: Any) -> dict[str, Any]:
+    executor = {"pipeline_parallel": stages, "tensor_parallel": tensor_parallel, "threads": 1}
+    return {
+        "model": {"path": str(directory), "tokenizer_mode": "none", "dtype": "float32"},
+        "cache": {"block_size": 8, "num_blocks": 150},
+        "executor": executor | more.pop("executor", {}),
+        "scheduler": {"max_num_batched_tokens": 24, "max_num_seqs": 8},
+    } | more
+
+
+def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("llama")
+    save_tiny_model(directory, tiny_config("llama", num_hidden_layers=4, max_position_embeddings=512))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def alone(llama: Path) -> Iterator[LLM]:
+    """One process, with as much memory as it likes."""
+    with LLM(**sections(llama)) as llm:
+        yield llm
+
+
+def test_two_stages_give_the_tokens_of_one_process(llama: Path, alone: LLM) -> None:
+    """Greedy, seeded and scored, in chunks, while requests are preempted and swapped."""
+    cache = SHORT_OF_BLOCKS | {"swap_gib": 0.0001}
+    with LLM(**sections(llama, 2, cache=cache, executor={"stage_layers": [3, 1]})) as llm:
+        assert llm.engine.config.executor.name == "multiproc"
+        for params in (GREEDY, SEEDED):
+            assert tokens(llm.generate(PROMPTS, params)) == tokens(alone.generate(PROMPTS, params))
+        found, expected = llm.generate(PROMPTS[:3], SCORED), alone.generate(PROMPTS[:3], SCORED)
+        assert tokens(found) == tokens(expected)
+        assert [output.outputs[0].logprobs for output in found] == [output.outputs[0].logprobs for output in expected]
+        assert [output.prompt_logprobs for output in found] == [output.prompt_logprobs for output in expected]
+        counts = llm.engine.tokens._parts.kv.statistics()
+    assert counts.num_swapped_out_blocks > 0
+    assert counts.num_swapped_in_blocks > 0
+
+
+@pytest.mark.parametrize(
+    "model_type",
+    [
+        "llama",
+        pytest.param("gemma3_text", marks=pytest.mark.nightly),
+        pytest.param("mixtral", marks=pytest.mark.nightly),
+        pytest.param("deepseek_v3", marks=pytest.mark.nightly),
+    ],
+)
+def test_stages_of_two_ranks_each(tmp_path: Path, model_type: str) -> None:
+    """Pipeline and tensor parallel together, over sliding windows, experts and latent pages."""
+    save_tiny_model(tmp_path, tiny_config(model_type))
+    with LLM(**sections(tmp_path)) as llm:
+        expected = [tokens(llm.generate(PROMPTS, params)) for params in (GREEDY, SEEDED)]
+    with LLM(**sections(tmp_path, 2, 2, cache=SHORT_OF_BLOCKS)) as llm:
+        assert [tokens(llm.generate(PROMPTS, params)) for params in (GREEDY, SEEDED)] == expected
+
+
+def test_speculation_over_stages(llama: Path, alone: LLM, tmp_path: Path) -> None:
+    """The last stage drafts, with tables and with a model of its own; the first learns the drafts with the plan."""
+    save_tiny_model(tmp_path, tiny_config("llama", num_hidden_layers=1), seed=3)
+    drafters = {
+        "lookup": {"name": "ngram", "num_tokens": 3, "min_match": 1, "length": "fixed"},
+        "model": {"name": "draft_model", "path": str(tmp_path), "num_tokens": 2, "length": "fixed"},
+    }
+    speculative = {"drafters": drafters, "default": "lookup"}
+    with LLM(**sections(llama, 2, speculative=speculative, cache=SHORT_OF_BLOCKS)) as llm:
+        for drafter in drafters:
+            for params in (GREEDY, SEEDED):
+                asked = SamplingParams(**{**vars_of(params), "speculation": drafter})
+                outputs = llm.generate(PROMPTS, asked)
+                if params is GREEDY:
+                    assert tokens(outputs) == tokens(alone.generate(PROMPTS, params))
+                assert sum(output.metrics.num_drafted for output in outputs) > 0
+
+
+def vars_of(params: SamplingParams) -> dict[str, Any]:
+    return {name: getattr(params, name) for name in ("temperature", "top_p", "seed", "max_tokens", "ignore_eos")}
+
+
+@pytest.mark.parametrize(
+    ("executor", "why"),
+    [
+        ({"pipeline_parallel": 5}, r"the model has 4 layers, and each stage needs one at least"),
+        ({"pipeline_parallel": 2, "stage_layers": [4]}, r"it names 1 stages, and executor.pipeline_parallel is 2"),
+        ({"pipeline_parallel": 2, "stage_layers": [1, 2]}, r"these are 3 layers, and the model has 4"),
+        ({"pipeline_parallel": 2, "stage_layers": [4, 0]}, r"each stage needs one layer at least"),
+        ({"stage_layers": [2, 2]}, r"executor.pipeline_parallel is 1: one stage has all 4 layers"),
+        ({"pipeline_parallel": 2, "name": "cpu"}, r"runs pipeline_parallel up to 1, not 2"),
+    ],
+)
+def test_stages_that_cannot_be(llama: Path, executor: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        LLM(**sections(llama, executor=executor))
