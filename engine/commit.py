@@ -43,9 +43,9 @@ def _commit_rows(step: Step, kv: KVCacheManager) -> None:
         new_tokens = [next(tokens) for _ in range(counts[index])]
         num_drafts = drafts[index] if drafts is not None else 0
         # Rejected drafts were computed for nothing: of d drafts, len(new_tokens) - 1 stand.
-        rejected = num_drafts - (len(new_tokens) - 1) if num_drafts else 0
-        if not sequence.block_ids and not sequence.host_block_ids:
-            rejected = 0  # it was preempted meanwhile, and has nothing computed
+        # A sequence that was released meanwhile has computed nothing, whatever stands.
+        has_stayed = num_drafts and (sequence.block_ids or sequence.host_block_ids)
+        rejected = num_drafts - (len(new_tokens) - 1) if has_stayed else 0
         sequence.num_computed_tokens += schedule.num_tokens[index] - rejected
         sequence.num_draft_tokens = 0
         start = sequence.num_output_tokens

@@ -5,20 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dovetail.contracts.errors import PluginError
-from dovetail.contracts.scheduler import RequestStatus, Schedule, Scheduler, SchedulerLimits
+from dovetail.contracts.scheduler import KVMemory, RequestStatus, Schedule, Scheduler, SchedulerLimits
 from dovetail.engine.kv.manager import KVCacheManager
 from dovetail.engine.sequence import Sequence
 
 
 def ask_scheduler(
-    scheduler: Scheduler, limits: SchedulerLimits, memory: KVCacheManager, live: Mapping[int, Sequence]
+    scheduler: Scheduler,
+    limits: SchedulerLimits,
+    memory: KVCacheManager,
+    live: Mapping[int, Sequence],
+    view: KVMemory | None = None,
 ) -> Schedule:
     """The scheduler's decision about `live`, by seq_id. Raises `PluginError` for one that breaks the contract, or that
-    raises. `limits` are the config's: a scheduler may keep others."""
+    raises. `limits` are the config's: a scheduler may keep others. `view`: the memory as the scheduler sees it."""
     name = type(scheduler).__name__
     memory.begin_schedule()
     try:
-        schedule = scheduler.schedule(memory)
+        schedule = scheduler.schedule(view or memory)
     except Exception as error:
         raise scheduler_raised(scheduler, error) from error
     if not isinstance(schedule, Schedule):

@@ -172,8 +172,20 @@ class Sequence(RequestState):
         """Content hashes of the leading full blocks, computed on demand; valid while the tokens do not change."""
 
     def _settle_hold(self) -> None:
-        waits = self._waits_for_grammar or self._waits_for_adapter
-        self.is_held = self._is_asked_to_hold or self._is_paused or waits
+        self.is_held = self.is_stopped
+
+    def await_turn(self) -> None:
+        """The sequence is held while others are scheduled, until `end_turn`; within one call of `schedule`."""
+        self.is_held = True
+
+    def end_turn(self) -> None:
+        """Held only for the other reasons, if there are any."""
+        self._settle_hold()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it is held for another reason than that others have their turn."""
+        return self._is_asked_to_hold or self._is_paused or self._waits_for_grammar or self._waits_for_adapter
 
     @property
     def is_paused(self) -> bool:

@@ -41,6 +41,8 @@ class Step:
     """Sequences that the plan brings to the workers: they came, or came back, into the batch."""
     started: float
     """time.monotonic() when scheduling began; once it is committed, when the workers could begin with it."""
+    cohort: int = -1
+    """Whose turn it is, where there are cohorts (`Cohorts`); -1: nobody's."""
     future: Future[StepResult] = field(init=False)
     """Once it is handed over."""
     gains: list[bool] = field(init=False)
@@ -135,6 +137,7 @@ def drop_ended(step: Step) -> None:
         logprobs=kept(result.logprobs),
         prompt_logprobs=kept(result.prompt_logprobs),
         num_next_drafts=kept(result.num_next_drafts),
+        next_drafts=kept(result.next_drafts),
         draft_counts=kept(result.draft_counts),
         failed=kept(result.failed),
         drafter_errors=kept(result.drafter_errors),

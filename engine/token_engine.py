@@ -519,7 +519,7 @@ class TokenEngine:
             parts.executor,
             max_in_flight,
             self._adapters.slots,
-            self.config.num_stages,
+            num_stages=parts.executor.need.pipeline_parallel,
         )
 
     def end_requests(self, request_ids: list[str], ending: Ending, update: StepUpdate) -> None:

@@ -171,7 +171,7 @@ class AdapterSlots:
             self._busy = {
                 sequence.adapter.digest
                 for sequence in self._sequences()
-                if sequence.adapter is not None and sequence.status is RequestStatus.RUNNING and not sequence.is_held
+                if sequence.adapter is not None and sequence.status is RequestStatus.RUNNING and not sequence.is_stopped
             }
         kept = self._busy | self._claimed | self._pinned
         return next((digest for digest in self._slots if digest not in kept), None)

@@ -102,6 +102,8 @@ def check_nothing_is_held(engine: LLMEngine) -> None:
     kept = [core._live, core._on_worker, core._reached_worker, core._awaiting_first, core._bad_words, core._flights]
     siblings = core._siblings
     assert not any([*kept, siblings._parked, siblings._pending_forks, siblings._retained])
+    if core._cohorts is not None:
+        assert not any([core._cohorts._members, core._cohorts.tokens._num_sent, core._cohorts.tokens._drafts])
     statistics = engine.cache_statistics()
     assert (statistics.num_used_blocks, statistics.num_used_host_blocks) == (0, 0)
 
