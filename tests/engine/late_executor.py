@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from dovetail.contracts.executor import ExecutorNeed, WorkerSpec
-from dovetail.contracts.step import StepPlan, StepResult
+from dovetail.contracts.step import DraftTokens, StepPlan, StepResult
 from dovetail.executors.cpu import CPUExecutor, CPUOptions
 
 
@@ -73,7 +73,9 @@ class LateExecutor(CPUExecutor):
             self._truth[seq_id] += [next(tokens) for _ in range(count)]
             if num_drafts:
                 self._computed[seq_id] -= num_drafts - (count - 1)
-        future.set_result(result)
+        # A worker alone returns no drafts, since it has them: these stand for them.
+        drafts_of = {index: DraftTokens(list(range(number))) for index, number in result.num_next_drafts.items()}
+        future.set_result(replace(result, next_drafts=drafts_of))
 
     def _check(self, plan: StepPlan) -> None:
         for seq_id in (*plan.finished, *plan.preempted):
@@ -91,6 +93,8 @@ class LateExecutor(CPUExecutor):
             self._computed[seq_id] += count
             # Every token that is computed is known: so no request's next token is in flight.
             assert self._computed[seq_id] - num_drafts <= len(self._shadow[seq_id])
+        brought = {seq_id: len(guesses.token_ids) for seq_id, guesses in plan.draft_tokens}
+        assert brought == {seq_id: count for seq_id, count in zip(plan.seq_ids, drafts, strict=True) if count}
         self._check_following(plan)
 
     def _check_following(self, plan: StepPlan) -> None:

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dovetail import LLM, LLMEngine, SamplingParams
+from dovetail.contracts.outputs import RequestOutput
 from tests.engine.late_executor import LateExecutor
 
 LATE = str(Path(__file__).parent / "late_executor.py") + ":LateExecutor"
@@ -77,9 +78,18 @@ def test_little_memory_takes_nothing_from_a_step_in_flight(
 ) -> None:
     """Requests give way, by swapping and by recomputing, while their step is in flight or not."""
     sections = LITTLE | {"scheduler": LITTLE["scheduler"] | {"name": scheduler}}
+    params = greedy(LONG)
+    alone = num_preemptions(make_llm(**sections).generate(PROMPTS, params))
     llm = make_llm(executor=late(), **sections)
-    assert tokens(llm) == truth
+    outputs = llm.generate(PROMPTS, params)
+    assert [list(output.outputs[0].token_ids) for output in outputs] == truth
     assert max(executor_of(llm).depths) >= 2
+    # Nobody gives way because others have their turn.
+    assert 0 < num_preemptions(outputs) <= 2 * alone
+
+
+def num_preemptions(outputs: list[RequestOutput]) -> int:
+    return sum(output.metrics.num_preemptions for output in outputs)
 
 
 NGRAM = {"drafters": {"lookup": {"name": "ngram", "num_tokens": 3, "min_match": 1, "length": "fixed"}}}
