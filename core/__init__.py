@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     )
     from dovetail.engine.remote.client import RemoteEngine
     from dovetail.engine.remote.engine_process import EngineProcess
+    from dovetail.engine.replicas.engine import ReplicatedEngine
 
     __version__: str
 
@@ -46,6 +47,7 @@ __all__ = [  # noqa: RUF022
     "PoolingRequestOutput",
     "PositionLogprobs",
     "RemoteEngine",
+    "ReplicatedEngine",
     "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
@@ -69,6 +71,7 @@ _HOMES = {
     "PoolingRequestOutput": "dovetail.engine.pooling.outputs",
     "PositionLogprobs": "dovetail.contracts.outputs",
     "RemoteEngine": "dovetail.engine.remote.client",
+    "ReplicatedEngine": "dovetail.engine.replicas.engine",
     "RequestMetrics": "dovetail.contracts.outputs",
     "RequestOutput": "dovetail.contracts.outputs",
     "SamplingParams": "dovetail.contracts.sampling",

@@ -18,3 +18,12 @@ def draft_blocks(config: ResolvedConfig, name: str | None, hash_seed: bytes) -> 
     if not drafter.kv_cache:
         return DraftBlocks(hash_seed, 0, drafter.num_tokens)
     return DraftBlocks(drafter_seed(hash_seed, name), int(drafter.reads_next_token), drafter.num_tokens)
+
+
+def drafters_in_blocks(config: ResolvedConfig) -> dict[str, int]:
+    """By the name of each drafter whose pages are part of its requests' blocks: the tokens behind a block that its
+    content depends on."""
+    drafters = config.speculation.drafters.values() if config.speculation is not None else ()
+    return {
+        drafter.name: int(drafter.reads_next_token) for drafter in drafters if drafter.looks_ahead and drafter.kv_cache
+    }

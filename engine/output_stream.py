@@ -36,6 +36,11 @@ class OutputStream:
             asks, self._is_waking = not self._is_waking, True
             return asks
 
+    def push(self, item: RequestOutput | Exception) -> None:
+        """As `put`, from the event loop that reads the stream."""
+        if self.put(item):
+            self.wake()
+
     def wake(self) -> None:
         """There is something to read."""
         self._news.set()

@@ -392,6 +392,7 @@ class TokenEngine:
         self._core.settle()
         parts = self._parts
         kv = allocate_kv(self.config, parts.workers, parts.kv.layout, num_device_blocks, num_host_blocks)
+        kv.cache_events.replaces(parts.kv.cache_events)
         self._parts = replace(parts, kv=kv)
         self._core = self._create_core()
         self._telemetry.attach(self._core, kv)

@@ -31,7 +31,7 @@ PROFILER = (
     "profilers attach from outside: executor cpu runs the model in this process, so torch.profiler.profile() around"
     " generate() sees every operator; for other executors give a profiler the worker's process id"
 )
-_REPLICAS = VLLM_NAMES["data_parallel_size"].refusal
+_REPLICAS = VLLM_NAMES["data_parallel_rank"].refusal
 
 _CONFIG = (
     "there are no config objects: settings are keywords, a mapping or a file (docs/configuration.md), and"

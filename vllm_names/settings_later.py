@@ -11,8 +11,8 @@ _POOLERS = (
 )
 _MEDIA = ("models take text only so far", "describe images in the prompt, and leave it out")
 _REPLICAS = (
-    "an engine is one replica so far",
-    "start one server per replica and share the requests out with a proxy",
+    "the replicas of a server run on its machine, and a router in the server shares requests out",
+    "give data_parallel_size alone; on several machines start one server each, behind a proxy",
 )
 _EXPERTS = ("experts are split over ranks as every layer is", "use tensor_parallel_size")
 _MICRO_BATCHES = ("steps are not cut into overlapping micro-batches yet", "leave it out")
@@ -47,10 +47,10 @@ LATER_NAMES: tuple[ForeignName, ...] = (
     refused("safetensors_load_strategy", "str", "safetensors files are mapped into memory", _LEAVE_OUT, "lazy"),
     works("cuda_graph_sizes", "json", "executor.cuda_graphs", "an option of executor `gpu`", no_effect=([],)),
     planned("decode_context_parallel_size", "int", "KV caches are split by heads alone", "use tensor_parallel_size", 1),
-    planned("data_parallel_size", "int", *_REPLICAS, 1),
+    works("data_parallel_size", "int", "server.data_parallel_size", "`dovetail serve` alone runs several replicas"),
     planned("data_parallel_rank", "int", *_REPLICAS),
     planned("data_parallel_start_rank", "int", *_REPLICAS),
-    planned("data_parallel_size_local", "int", *_REPLICAS, 1),
+    planned("data_parallel_size_local", "int", *_REPLICAS),
     planned("data_parallel_address", "str", *_REPLICAS),
     planned("data_parallel_rpc_port", "int", *_REPLICAS),
     planned("data_parallel_hybrid_lb", "switch", *_REPLICAS, False),

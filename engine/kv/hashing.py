@@ -44,7 +44,12 @@ class PagesIdentity:
 def prefix_seed(pages: PagesIdentity, adapter: str | None, cache_salt: str | None) -> bytes:
     """16 bytes from which the block hashes of a sequence start. Sequences share cached blocks only where all of these
     are equal: what pages follow from, the adapter over the weights, and the salt that the user gave."""
-    return blake2b(repr((pages.digest, adapter, cache_salt)).encode(), digest_size=16).digest()
+    return seed_over(pages.digest, adapter, cache_salt)
+
+
+def seed_over(pages_digest: bytes, adapter: str | None, cache_salt: str | None) -> bytes:
+    """As `prefix_seed`, from `PagesIdentity.digest`."""
+    return blake2b(repr((pages_digest, adapter, cache_salt)).encode(), digest_size=16).digest()
 
 
 def drafter_seed(seed: bytes, drafter: str) -> bytes:

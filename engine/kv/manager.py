@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from dovetail.contracts.kv import KVLayout
 from dovetail.engine.adapters.slots import AdapterSlots
+from dovetail.engine.kv.events import CacheEvents
 from dovetail.engine.kv.fork_prefix import find_fork_prefix
 from dovetail.engine.kv.pool import NO_HOST_BLOCK, NULL_BLOCK, BlockPool, HostPool, PrefixCacheReset
 from dovetail.engine.kv.prefix_cache import PrefixCache
@@ -85,6 +86,11 @@ class KVCacheManager:
         self._attached: dict[int, tuple[int, int]] = {}
         self._query_tokens = self._hit_tokens = 0
         self._num_copied = self._num_swapped_out = self._num_swapped_in = 0
+
+    @property
+    def cache_events(self) -> CacheEvents:
+        """What changes in the prefix cache."""
+        return self._prefixes.events
 
     @property
     def num_blocks(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 from dovetail.contracts.errors import CapacityError
 
@@ -40,6 +41,19 @@ class PrefixCacheReset:
         return self.num_in_use == 0
 
 
+class ContentFollower(Protocol):
+    """Hears of content that is found no more."""
+
+    group_id: int
+    """Of the KV group whose content it follows."""
+
+    def removed(self, content: bytes) -> None:
+        """This content of the group."""
+
+    def cleared(self) -> None:
+        """All content, of all groups."""
+
+
 class BlockPool:
     """Device blocks 1 .. num_blocks - 1 with reference counts and content hashes.
 
@@ -64,6 +78,12 @@ class BlockPool:
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._groups = [0] * num_blocks
         self._found: list[dict[bytes, int]] = [{} for _ in range(num_groups)]
+        self.events: ContentFollower | None = None
+        """Who hears of content that is found no more; None: nobody follows."""
+
+    def contents(self, group_id: int) -> tuple[bytes, ...]:
+        """What can be found in a group."""
+        return tuple(self._found[group_id])
 
     @property
     def num_free(self) -> int:
@@ -101,20 +121,26 @@ class BlockPool:
         """The block of a group that has this content, or the null block."""
         return self._found[group_id].get(content, NULL_BLOCK)
 
-    def register(self, block: int, group_id: int, content: bytes) -> None:
-        """Makes a held block's content findable, unless another block has the same or it is findable already."""
+    def register(self, block: int, group_id: int, content: bytes) -> bool:
+        """Makes a held block's content findable, unless another block has the same or it is findable already. Returns
+        whether it did."""
         found = self._found[group_id]
-        if self._hashes[block] is None and content not in found:
+        is_new = self._hashes[block] is None and content not in found
+        if is_new:
             found[content] = block
             self._hashes[block] = content
             self._groups[block] = group_id
+        return is_new
 
     def unregister(self, block: int) -> None:
         """Forgets a held block's content, which is about to be overwritten."""
         content = self._hashes[block]
         if content is not None:
-            del self._found[self._groups[block]][content]
+            group_id = self._groups[block]
+            del self._found[group_id][content]
             self._hashes[block] = None
+            if self.events is not None and group_id == self.events.group_id:
+                self.events.removed(content)
 
     def forget(self, group_id: int, content: bytes) -> None:
         """Makes content unfindable; its block stays with those who hold it."""
@@ -122,6 +148,8 @@ class BlockPool:
         if block == NULL_BLOCK:
             return
         self._hashes[block] = None
+        if self.events is not None and group_id == self.events.group_id:
+            self.events.removed(content)
         if self.refs[block] == 0:
             del self._evictable[block]
             self._empty.append(block)
@@ -136,6 +164,8 @@ class BlockPool:
             for block in found.values():
                 self._hashes[block] = None
             found.clear()
+        if self.events is not None:
+            self.events.cleared()
         return PrefixCacheReset(num_dropped, num_in_use)
 
     def usage(self) -> PoolUsage:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dovetail.contracts.kv import KVGroup, KVLayout
+from dovetail.engine.kv.events import CacheEvents
 from dovetail.engine.kv.hashing import extend_block_hashes
 from dovetail.engine.kv.pool import NO_HOST_BLOCK, NULL_BLOCK, BlockPool, PrefixCacheReset
 from dovetail.engine.kv.under_way import ContentUnderWay
@@ -24,6 +25,7 @@ class PrefixCache:
         self._num_registered: dict[int, int] = {}
         """seq_id -> leading blocks whose content is findable or never shall be."""
         self._under_way = ContentUnderWay()
+        self.events = CacheEvents(layout, pool)
 
     def begin(self, sequence: Sequence, num_registered: int, *, is_hidden: bool) -> None:
         """The sequence got its first blocks, of which so many are findable. `is_hidden`: what it has and will compute
@@ -89,9 +91,13 @@ class PrefixCache:
         extend_hashes_of(sequence, num_full, self._block_size)
         hashes = sequence.block_hashes
         for group_id, table in enumerate(sequence.block_ids):
-            for index in range(done, num_full):
-                if table[index] != NULL_BLOCK:
-                    self._pool.register(table[index], group_id, hashes[index])
+            new = [
+                index
+                for index in range(done, num_full)
+                if table[index] != NULL_BLOCK and self._pool.register(table[index], group_id, hashes[index])
+            ]
+            if self._pool.events is not None and group_id == self.events.group_id:
+                self.events.stored(sequence, new)
         self._under_way.end(sequence.seq_id, hashes[done:num_full])
         self._num_registered[sequence.seq_id] = num_full
 

@@ -24,6 +24,7 @@ from dovetail.contracts.pausing import PauseMode
 from dovetail.contracts.pooling_params import PoolingParams
 from dovetail.contracts.prompts import ChatPrompt, Prompt
 from dovetail.contracts.regions import RegionState, RegionStatus
+from dovetail.contracts.router import CacheEvent
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.telemetry import Exposition
 from dovetail.contracts.weight_transport import WeightsReport
@@ -33,10 +34,12 @@ from dovetail.engine.output_processor import OutputProcessor
 from dovetail.engine.output_stream import OutputReader, OutputStream
 from dovetail.engine.pooling.outputs import PoolingRequestOutput
 from dovetail.engine.pooling.params import as_task, check_sampling
+from dovetail.engine.remote.answer_watch import HEALTH_S, AnswerWatch
 from dovetail.engine.remote.messages import (
     Abort,
     Accepted,
     Ask,
+    CacheChanges,
     Call,
     Explain,
     Explained,
@@ -47,25 +50,19 @@ from dovetail.engine.remote.messages import (
     Stop,
     Update,
     Welcome,
+    cache_events,
     decode_to_client,
     encode,
     error_of,
     submit_message,
 )
 from dovetail.engine.remote.pending_calls import PendingCalls
+from dovetail.engine.remote.prefix_facts import PrefixFacts
+from dovetail.engine.remote.turns import read_in_turns
 from dovetail.engine.request_fields import check_order, check_request_id, check_salt, check_user
 from dovetail.engine.tokenization.load import tokenizer_from_form
 
 logger = logging.getLogger(__name__)
-
-HEALTH_S = 5.0
-"""An engine that does not answer for so long counts as dead."""
-PATIENCE_S = 1.0
-"""After so long without an answer to a request, the engine is asked whether it answers at all."""
-_LONGEST_TURN_S = 0.002
-"""After so long, reading what the engine sent pauses, so that streams are written and others are served."""
-_TURNS_OF_OTHERS = 4
-"""Of the event loop, in such a pause."""
 
 
 class RemoteEngine:
@@ -83,8 +80,9 @@ class RemoteEngine:
         self._my_address = f"{address.rpartition('/')[0]}/client-{self._name}"
         self._ids = itertools.count()
         self._welcome: Welcome | None = None
-        self._is_up = asyncio.Event()
-        """Set while there is an engine."""
+        self._is_up, self._is_down = asyncio.Event(), asyncio.Event()
+        """Set while there is an engine, and while there is none."""
+        self._is_down.set()
         self._text: ClientText | None = None
         self._outputs = OutputProcessor(None)
         self._submitted: dict[str, tuple[ProcessedInput, OutputStream, asyncio.Future[None]]] = {}
@@ -92,12 +90,16 @@ class RemoteEngine:
         self._streams: dict[str, OutputStream] = {}
         """By request id, of requests that the engine has."""
         self._calls = PendingCalls(self._send)
+        self._follow: Callable[[list[CacheEvent]], None] = lambda events: None
         self._outgoing: list[bytes] = []
         """Messages that wait for the end of this turn of the loop."""
         self._tasks: list[asyncio.Task[None]] = []
-        self._answer_watch: asyncio.Task[None] | None = None
-        self._is_stuck = False
-        """The engine's process is there, and does not answer."""
+        self._answers = AnswerWatch(
+            lambda: {request_id: answered for request_id, (_, _, answered) in self._submitted.items()},
+            self.check_health,
+            lambda: self.is_running,
+            lambda request_id: self._submitted.pop(request_id, None),
+        )
         self._num_events = 0
         """Times that the connection to an engine came or went."""
         self._is_closed = False
@@ -113,7 +115,7 @@ class RemoteEngine:
         client._tasks = [
             asyncio.create_task(client._watch(monitor)),
             asyncio.create_task(client._read_replies()),
-            asyncio.create_task(client._read_updates()),
+            asyncio.create_task(read_in_turns(client._updates, client._take_update)),
         ]
         try:
             await asyncio.wait_for(client._is_up.wait(), timeout_s)
@@ -137,6 +139,10 @@ class RemoteEngine:
         """Returns once there is an engine."""
         await self._is_up.wait()
 
+    async def wait_until_down(self) -> None:
+        """Returns once there is none."""
+        await self._is_down.wait()
+
     async def submit(
         self,
         prompt: Prompt,
@@ -150,7 +156,35 @@ class RemoteEngine:
         lora_request: LoRARequest | None = None,
     ) -> OutputReader:
         """See `EngineClient.submit`."""
-        text = self._running()
+        self._check_queue()
+        processed = await self.process(prompt, sampling_params)
+        return await self.submit_processed(
+            replace(processed, lora_request=lora_request),
+            request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            trace_headers=trace_headers,
+            user=user,
+        )
+
+    async def process(
+        self, prompt: Prompt, sampling_params: SamplingParams | PoolingParams | None = None
+    ) -> ProcessedInput:
+        """The request as engines take it: tokenized and checked. Raises `RequestError` for one that is refused."""
+        return await self._running().process(prompt, sampling_params)
+
+    async def submit_processed(
+        self,
+        processed: ProcessedInput,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        user: str | None = None,
+    ) -> OutputReader:
+        """As `submit`, of what `process` returned."""
+        self._running()
         request_id = request_id if request_id is not None else f"{self._name}-{next(self._ids)}"
         check_request_id(request_id)
         if request_id in self._streams or request_id in self._submitted:
@@ -159,9 +193,6 @@ class RemoteEngine:
         check_order(priority, arrival)
         check_salt(cache_salt)
         check_user(user)
-        self._check_queue()
-        processed = replace(await text.process(prompt, sampling_params), lora_request=lora_request)
-        self._running()  # the engine may have died meanwhile
         self._check_queue()
         message = submit_message(
             request_id,
@@ -183,8 +214,7 @@ class RemoteEngine:
         stream = OutputStream(request_id, loop)
         answered: asyncio.Future[None] = loop.create_future()
         self._submitted[request_id] = processed, stream, answered
-        if self._answer_watch is None or self._answer_watch.done():
-            self._answer_watch = asyncio.create_task(self._watch_answers())
+        self._answers.start()
         try:
             await answered
         except asyncio.CancelledError:
@@ -363,6 +393,13 @@ class RemoteEngine:
         """See `EngineClient.weights`."""
         return WeightsReport(**await self.call("weights"))
 
+    async def follow_cache(self, follow: Callable[[list[CacheEvent]], None]) -> PrefixFacts:
+        """Has `follow` called with what changes in the engine's prefix cache, hashes alone: first with all that it has,
+        behind `AllBlocksCleared`, and before the outputs of the step that changed it. Ends with the engine: ask the
+        next one again."""
+        self._follow = follow
+        return PrefixFacts.of(await self.call("follow_cache"))
+
     async def check_health(self) -> None:
         """See `EngineClient.check_health`."""
         await self._ask(lambda call_id: Ask(call_id, "health"))
@@ -379,10 +416,10 @@ class RemoteEngine:
         if self._is_closed:
             return
         self._is_closed = True
-        tasks = [*self._tasks, *([self._answer_watch] if self._answer_watch is not None else [])]
-        for task in tasks:
+        await self._answers.close()
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         self._lose_all(WorkerError("the client of the engine is closed"))
         if self._text is not None:
             self._text.close()
@@ -405,7 +442,7 @@ class RemoteEngine:
     def _check_queue(self) -> None:
         """Raises for a request that the engine would not answer soon: what is sent to it is kept until it does."""
         assert self._welcome is not None
-        if self._is_stuck:
+        if self._answers.is_stuck:
             raise WorkerError(f"the engine has not answered for {HEALTH_S:g} seconds")
         limit = self._welcome.max_num_waiting
         if limit is not None and len(self._submitted) >= limit:
@@ -449,25 +486,8 @@ class RemoteEngine:
                 self._send(Hello(self._my_address))
             else:
                 self._is_up.clear()
+                self._is_down.set()
                 self._lose_all(WorkerError("the engine's process ended while the request was under way"))
-
-    async def _watch_answers(self) -> None:
-        """Runs while requests wait for an answer, which comes between two steps. An engine that computes a long step
-        answers a question meanwhile; one that does not is stuck: what waits is given up, and nothing sent to it."""
-        while self._submitted or self._is_stuck:
-            await asyncio.sleep(PATIENCE_S)
-            waiting = list(self._submitted.values())
-            try:
-                await self.check_health()
-            except WorkerError as error:
-                # One that ended has lost its requests already.
-                self._is_stuck = self.is_running
-                for _, stream, answered in waiting:
-                    if not answered.done():
-                        self._submitted.pop(stream.request_id, None)
-                        answered.set_exception(error)
-            else:
-                self._is_stuck = False
 
     async def _read_replies(self) -> None:
         while True:
@@ -491,33 +511,17 @@ class RemoteEngine:
         self._welcome = welcome
         self._text = ClientText(InputProcessor(welcome.facts, tokenizer), tokenizer)
         self._outputs = OutputProcessor(tokenizer)
-        self._is_stuck = False
+        self._answers.is_stuck = False
+        self._is_down.clear()
         self._is_up.set()
 
-    async def _read_updates(self) -> None:
-        while True:
-            is_drained = await self._read_turn(await self._updates.recv())
-            # An engine may be as fast as this loop, and what else runs here would wait for a gap. A probe takes some
-            # turns of the loop from its connection to its answer: with one at a time it would wait for as many reads.
-            for _ in range(0 if is_drained else _TURNS_OF_OTHERS):
-                await asyncio.sleep(0)
-
-    async def _read_turn(self, data: bytes) -> bool:
-        """Reads what there is, up to `_LONGEST_TURN_S`; whether that was all."""
-        ends = time.monotonic() + _LONGEST_TURN_S
-        while True:
-            try:
-                self._take(decode_to_client(data))
-            except Exception as error:
-                # What an update would have changed is unknown now: none of these requests can go on.
-                logger.exception("the client of the engine failed")
-                self._give_up(RequestError(f"the client of the engine failed: {error!r}; its log says where"))
-            if time.monotonic() > ends:
-                return False
-            try:
-                data = await self._updates.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return True
+    def _take_update(self, data: bytes) -> None:
+        try:
+            self._take(decode_to_client(data))
+        except Exception as error:
+            # What an update would have changed is unknown now: none of these requests can go on.
+            logger.exception("the client of the engine failed")
+            self._give_up(RequestError(f"the client of the engine failed: {error!r}; its log says where"))
 
     def _take(self, message: Message) -> None:
         if isinstance(message, Update):
@@ -527,9 +531,11 @@ class RemoteEngine:
             for output in outputs:
                 stream = self._streams.get(output.request_id)
                 if stream is not None:
-                    put(stream, output)
+                    stream.push(output)
                     if output.finished:
                         del self._streams[output.request_id]
+        elif isinstance(message, CacheChanges):
+            self._follow(cache_events(message))
         elif isinstance(message, Accepted):
             self._accept(message)
         elif isinstance(message, Refused):
@@ -560,7 +566,7 @@ class RemoteEngine:
                 answered.set_exception(error)
         elif message.request_id in self._streams:
             self._outputs.drop(message.request_id)
-            put(self._streams.pop(message.request_id), error)
+            self._streams.pop(message.request_id).push(error)
 
     def _abandon(self, stream: OutputStream) -> None:
         """Nobody reads the stream any more: its request is aborted."""
@@ -573,26 +579,21 @@ class RemoteEngine:
 
     def _give_up(self, error: RequestError) -> None:
         """Ends the requests that the engine has of this client, there too. Those that it has not answered go on."""
+        self._send(Abort(self._fail_streams(error)))
+
+    def _fail_streams(self, error: Exception) -> list[str]:
+        """Ends the streams of requests that the engine has; returns the requests' ids."""
         self._outputs.clear()
         streams, self._streams = self._streams, {}
         for stream in streams.values():
-            put(stream, error)
-        self._send(Abort(list(streams)))
+            stream.push(error)
+        return list(streams)
 
     def _lose_all(self, error: WorkerError) -> None:
         """Ends everything that waits for the engine."""
-        self._outputs.clear()
-        streams, self._streams = self._streams, {}
-        for stream in streams.values():
-            put(stream, error)
+        self._fail_streams(error)
         submitted, self._submitted = self._submitted, {}
         for _, _, answered in submitted.values():
             if not answered.done():
                 answered.set_exception(error)
         self._calls.fail(error)
-
-
-def put(stream: OutputStream, item: RequestOutput | Exception) -> None:
-    """Puts an output, or the error that ends the stream, from the loop that reads it."""
-    if stream.put(item):
-        stream.wake()

@@ -16,7 +16,9 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
@@ -51,14 +53,20 @@ class EngineProcess:
     """An engine in a process of its own. It ends with this object's process, however that ends, and takes no signal
     that reaches a terminal's or a service's processes together: whoever started it decides."""
 
-    def __init__(self, config: LayeredConfig, directory: str | Path | None = None):
-        """Starts the process; `wait` says when it serves. `directory`: where its socket is, private to the user."""
+    def __init__(
+        self,
+        config: LayeredConfig,
+        directory: str | Path | None = None,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ):
+        """Starts the process; `wait` says when it serves. `directory`: where its socket is, private to the user.
+        `environment`: variables to set in it."""
         self._temporary = tempfile.TemporaryDirectory(prefix="dovetail-engine-") if directory is None else None
         self.directory = Path(directory if directory is not None else self._temporary.name)  # type: ignore[union-attr]
         self.address = f"ipc://{self.directory}/engine"
         self._process = subprocess.Popen(
             module_command("dovetail.engine.remote.engine_process", self.address),
-            env=import_environment(),
+            env={**import_environment(), **environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,

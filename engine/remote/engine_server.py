@@ -16,6 +16,8 @@ import zmq
 
 from dovetail.contracts.errors import DovetailError, QueueFull, WorkerError
 from dovetail.contracts.lora import LoRARequest
+from dovetail.engine.draft_blocks import drafters_in_blocks
+from dovetail.engine.remote.cache_followers import CacheFollowers
 from dovetail.engine.remote.io_thread import IOThread
 from dovetail.engine.remote.messages import (
     Abort,
@@ -71,6 +73,7 @@ class EngineServer:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         tokenizer = engine.tokenizer.form if engine.tokenizer is not None else None
         welcome = Welcome(uuid.uuid4().hex, engine.facts, tokenizer, max_num_waiting)
+        self._followers = CacheFollowers(engine.facts.block_size)
         self._io = IOThread(self._context, address, welcome, self._answers(), engine.explain_request, self)
         self._reply = self._io.reply_socket()
         self._calls: dict[str, Callable[..., Any]] = {
@@ -108,6 +111,7 @@ class EngineServer:
                     self._commands.popleft()()
                 if self._engine.is_runnable:
                     self._step()
+                self._publish_cache()  # of commands, and of steps without outputs
                 for outbox in self._outboxes.values():
                     if outbox.is_behind:
                         outbox.flush()
@@ -189,8 +193,12 @@ class EngineServer:
             logger.exception("a step failed")
             self._fail_ended(error)
         else:
+            self._publish_cache()
             if update is not None:
                 self._publish(update)
+
+    def _publish_cache(self) -> None:
+        self._followers.publish(self._engine.core.cache_events, self._outboxes)
 
     def _submit(self, client: bytes, message: Submit) -> None:
         if client not in self._outboxes:
@@ -239,7 +247,18 @@ class EngineServer:
 
     def _call(self, client: bytes, message: Call) -> None:
         """What takes long answers with a future: steps go on until it is done."""
+        if message.name == "follow_cache":
+            self._followers.add(client)
+            self._answer(client, message, self._prefix_facts)
+            return
         self._answer(client, message, lambda: self._calls[message.name](**message.arguments))
+
+    def _prefix_facts(self) -> dict[str, Any]:
+        """What clients need to compute the hashes of a prompt's blocks."""
+        return {
+            "pages": self._engine.weight_updates.pages.digest.hex(),
+            "drafters": drafters_in_blocks(self._engine.config),
+        }
 
     def _answer(self, client: bytes, message: Call, call: Callable[[], Any]) -> None:
         try:
@@ -258,6 +277,7 @@ class EngineServer:
 
     def _drop(self, client: bytes) -> None:
         """Nobody reads the client's requests any more."""
+        self._followers.drop(client)
         outbox = self._outboxes.pop(client, None)
         if outbox is not None:
             outbox.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -24,6 +24,7 @@ from dovetail.contracts.lora import AdapterConflict, AdapterNotFound, LoRAReques
 from dovetail.contracts.outputs import RequestMetrics
 from dovetail.contracts.pausing import EngineConflict
 from dovetail.contracts.pooling_params import PoolingParams
+from dovetail.contracts.router import AllBlocksCleared, BlocksRemoved, BlocksStored, CacheEvent
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.weight_transport import WeightUpdateConflict
 from dovetail.engine.input_processor import ProcessedInput
@@ -165,8 +166,34 @@ class Update(Message):
     update: StepUpdate
 
 
+class Stored(msgspec.Struct, array_like=True, tag=True):
+    """`BlocksStored`, hashes alone."""
+
+    block_hashes: list[bytes]
+    parent_hash: bytes | None
+    adapter: str | None
+
+
+class Removed(msgspec.Struct, array_like=True, tag=True):
+    """`BlocksRemoved`."""
+
+    block_hashes: list[bytes]
+
+
+class Cleared(msgspec.Struct, array_like=True, tag=True):
+    """`AllBlocksCleared`."""
+
+
+class CacheChanges(Message):
+    """What changed in the prefix cache, for clients that follow it, before the outputs of the step that changed it. The
+    first is what the cache has, behind a `Cleared`; so is one that follows messages which the client did not take."""
+
+    block_size: int
+    changes: list[Stored | Removed | Cleared]
+
+
 ToEngine = Hello | Submit | Stop | Abort | Call | Ask | Explain
-ToClient = Welcome | Reply | Explained | Accepted | Refused | Update
+ToClient = Welcome | Reply | Explained | Accepted | Refused | Update | CacheChanges
 
 _ERRORS: dict[str, type[DovetailError]] = {
     cls.__name__: cls
@@ -216,6 +243,40 @@ def params_to_plain(params: SamplingParams) -> dict[str, Any]:
     if params.seed is not None:
         plain["seed"] = params.seed & _MASK_64
     return plain
+
+
+def cache_changes(events: Iterable[CacheEvent], block_size: int) -> CacheChanges:
+    """The message of events."""
+    changes: list[Stored | Removed | Cleared] = []
+    for event in events:
+        if isinstance(event, BlocksStored):
+            changes.append(Stored(list(event.block_hashes), event.parent_hash, event.adapter))
+        elif isinstance(event, BlocksRemoved):
+            changes.append(Removed(list(event.block_hashes)))
+        else:
+            changes.append(Cleared())
+    return CacheChanges(block_size, changes)
+
+
+def cache_events(message: CacheChanges) -> list[CacheEvent]:
+    """The events of a message."""
+    events: list[CacheEvent] = []
+    for change in message.changes:
+        if isinstance(change, Stored):
+            events.append(
+                BlocksStored(
+                    block_hashes=tuple(change.block_hashes),
+                    parent_hash=change.parent_hash,
+                    token_ids=(),
+                    block_size=message.block_size,
+                    adapter=change.adapter,
+                )
+            )
+        elif isinstance(change, Removed):
+            events.append(BlocksRemoved(block_hashes=tuple(change.block_hashes)))
+        else:
+            events.append(AllBlocksCleared())
+    return events
 
 
 def params_from_plain(plain: Mapping[str, Any]) -> SamplingParams:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import zmq
 
-from dovetail.engine.remote.messages import Accepted, Refused, Update, encode
+from dovetail.engine.remote.messages import Accepted, CacheChanges, Refused, Update, encode
 from dovetail.engine.step_update import StepUpdate
 
 _HIGH_WATER = 64
@@ -20,7 +20,7 @@ class Outbox:
         self._socket.set(zmq.SNDHWM, _HIGH_WATER)
         self._socket.set(zmq.LINGER, 0)
         self._socket.connect(address)
-        self._waiting: list[Accepted | Refused] = []
+        self._waiting: list[Accepted | Refused | CacheChanges] = []
         self._merged: StepUpdate | None = None
 
     def monitor(self) -> zmq.Socket[bytes]:
@@ -32,7 +32,7 @@ class Outbox:
         """Whether something waits until the client takes more."""
         return bool(self._waiting) or self._merged is not None
 
-    def send(self, message: Accepted | Refused | Update) -> None:
+    def send(self, message: Accepted | Refused | Update | CacheChanges) -> None:
         """Sends, or keeps the message until `flush`. Does not wait."""
         if not self.is_behind and self._try(encode(message)):
             return

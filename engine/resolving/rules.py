@@ -12,6 +12,7 @@ from dovetail.config.resolved import Component, ResolvedCache, ResolvedConfig, R
 from dovetail.config.schema import AUTO
 from dovetail.config.tree import get
 from dovetail.contracts.attention import AttentionNeed
+from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.plugin import Environment
 from dovetail.contracts.weight_transport import WeightTransportNeed
 from dovetail.engine.resolving.attention import attention_need
@@ -53,6 +54,7 @@ def resolve(
     Raises `ConfigError` for what is refused, `PluginError` for a named plugin that cannot be loaded, `ModelError`
     for a model that is not there or that nothing can build.
     """
+    _refuse_replicas(layered)
     with activity("choosing components"):
         registry = registry if registry is not None else Registry.scan()
         if environment is None:
@@ -61,6 +63,16 @@ def resolve(
     for warning in resolved.warnings:
         logger.warning("%s", warning)
     return resolved
+
+
+def _refuse_replicas(layered: LayeredConfig) -> None:
+    """Raises `ConfigError` for replicas that are asked of one engine. Those of a file are the server's business."""
+    server, key = layered.config.server, "server.data_parallel_size"
+    if server is not None and server.data_parallel_size > 1 and layered.origin(key).startswith("keyword"):
+        raise ConfigError(
+            f"{key} {server.data_parallel_size} ({layered.origin(key)}): an engine is one replica; `dovetail serve"
+            " --data-parallel-size` runs several behind a router, and `ReplicatedEngine` speaks to several"
+        )
 
 
 def create_resolution(

@@ -1,4 +1,5 @@
-"""What the section `server` resolves to: the routes that the config names, and everything else as it is."""
+"""What the section `server` resolves to: the routes and the router that the config names, and everything else as it
+is."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from dovetail.config.resolved import Component
 from dovetail.config.schema import ServerSection
 from dovetail.engine.resolving.choose import choose
 from dovetail.engine.resolving.rules import create_resolution
-from dovetail.engine.resolving.slots import ROUTE
+from dovetail.engine.resolving.slots import ROUTE, ROUTER
 from dovetail.registry.registry import Registry
 from dovetail.worker.machine.environment import detect_environment
 
@@ -27,6 +28,8 @@ class ResolvedServer:
     """The section as plain data, its API keys in the clear; paths in it are absolute."""
     routes: Mapping[str, Component]
     """By label."""
+    router: Component | None = None
+    """Which replica takes a request; None where there is one."""
 
 
 def resolve_server(layered: LayeredConfig, registry: Registry | None = None) -> ResolvedServer:
@@ -39,7 +42,8 @@ def resolve_server(layered: LayeredConfig, registry: Registry | None = None) -> 
     state = create_resolution(replace(layered, config=config), registry, detect_environment(_DEVICE))
     labels = [label for label, route in section.routes.items() if route is not None]
     routes = {label: choose(state, ROUTE.at(label), None).component for label in labels}
-    return ResolvedServer(_plain(section, layered), routes)
+    router = choose(state, ROUTER, None).component if section.data_parallel_size > 1 else None
+    return ResolvedServer(_plain(section, layered), routes, router)
 
 
 def _plain(section: ServerSection, layered: LayeredConfig) -> dict[str, Any]:

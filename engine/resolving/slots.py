@@ -16,6 +16,7 @@ from dovetail.contracts.operators import Operators
 from dovetail.contracts.pooling import Pooler, PoolerNeed
 from dovetail.contracts.quantization import QuantizationMethod, QuantizationNeed
 from dovetail.contracts.route import Route
+from dovetail.contracts.router import Router
 from dovetail.contracts.scheduler import Scheduler
 from dovetail.contracts.speculation import AcceptanceRule, DraftWorker
 from dovetail.contracts.telemetry import TelemetrySink
@@ -93,5 +94,6 @@ GRAMMAR = Slot[Grammar](("grammar",), "grammar")
 POOLER = Slot[Pooler](("pooling", "*"), "pooler", _another_mode)
 WEIGHT_TRANSPORT = Slot[WeightTransport](("weight_transport",), "weight_transport")
 PROCESSOR = Slot[LogitsProcessor](("logits_processors", "*"), "logits_processor")
+ROUTER = Slot[Router](("server", "router"), "router")
 ROUTE = Slot[Route](("server", "routes", "*"), "route")
 TELEMETRY = Slot[TelemetrySink](("telemetry", "*"), "telemetry_sink")

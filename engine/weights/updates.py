@@ -11,6 +11,7 @@ from dovetail.contracts.errors import ModelError, RequestError
 from dovetail.contracts.regions import WEIGHTS, drafter_region
 from dovetail.contracts.weight_transport import WeightsReport, WeightUpdateConflict
 from dovetail.engine.exclusive_use import ExclusiveUse, exclusive
+from dovetail.engine.kv.hashing import PagesIdentity
 from dovetail.engine.weights.held import HeldWeights
 from dovetail.engine.workers import Workers
 
@@ -45,6 +46,11 @@ class WeightUpdates:
         self._is_partial = False
         self._updated: set[str] = set()
         """Regions of which buckets came."""
+
+    @property
+    def pages(self) -> PagesIdentity:
+        """What KV pages that are computed with the weights follow from."""
+        return self._held.pages
 
     @property
     def report(self) -> WeightsReport:

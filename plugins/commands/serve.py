@@ -29,6 +29,7 @@ Examples:
   dovetail serve                                            the default model, on 127.0.0.1:8000
   dovetail serve ./my-model --max-model-len 4096 --port 9000
   dovetail serve engine.yaml -o server.api_server_count=2
+  dovetail serve ./my-model --data-parallel-size 2          two engines, each with all of the model
 """
 
 
@@ -46,7 +47,8 @@ class ServeCommand(Command):
 def serve(layered: LayeredConfig) -> None:
     """Serve a model over HTTP, with OpenAI's endpoints.
 
-    The engine runs in a process of its own, and so do the API processes (server.api_server_count). SIGTERM or Ctrl-C
+    The engine runs in a process of its own, or several replicas of it (server.data_parallel_size), and so do the API
+    processes (server.api_server_count). SIGTERM or Ctrl-C
     lets requests under way finish (server.drain_timeout_s); a second one ends all at once.
     """
     server = resolve_server(layered)
@@ -64,9 +66,11 @@ def serve(layered: LayeredConfig) -> None:
 
     restart = RestartPolicy(**server.section["restart"])
 
-    def job(address: str) -> APIJob:
+    def job(addresses: tuple[str, ...]) -> APIJob:
         return APIJob(
-            engine=address,
+            engines=addresses,
+            router=server.router,
+            retries=server.section["retries"],
             settings=settings,
             model_names=names,
             routes=server.routes,
@@ -80,6 +84,7 @@ def serve(layered: LayeredConfig) -> None:
         job,
         listener,
         num_api_processes=server.section["api_server_count"],
+        num_engines=server.section["data_parallel_size"],
         restart=restart,
     )
     try:

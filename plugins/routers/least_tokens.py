@@ -26,6 +26,7 @@ class LeastTokens(FollowsRequests):
     """
 
     contract: ClassVar[tuple[int, int]] = (1, 0)
+    preference: ClassVar[int] = 10
     Options = LeastTokensOptions
     options: LeastTokensOptions
 

@@ -15,16 +15,18 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 
 import uvloop
 from starlette.types import ASGIApp
 
-from dovetail import RemoteEngine
+from dovetail import RemoteEngine, ReplicatedEngine
 from dovetail.commands import Component, create_class
 from dovetail.commands.installed import import_environment, module_command
 from dovetail.contracts.errors import ConfigError, DovetailError
 from dovetail.contracts.route import Route
+from dovetail.contracts.router import Router
 from dovetail.plugins.server.api import APIServer
 from dovetail.plugins.server.app import create_app, names_route
 from dovetail.plugins.server.host import ServerHost
@@ -38,8 +40,8 @@ _DRAIN = signal.SIGUSR1
 class APIJob:
     """One API process. It travels over a pipe."""
 
-    engine: str
-    """Address of the engine."""
+    engines: tuple[str, ...]
+    """Address of the engine, or of each of its replicas."""
     settings: ServerSettings
     model_names: tuple[str, ...]
     routes: Mapping[str, Component]
@@ -48,6 +50,10 @@ class APIJob:
     """How many have this job."""
     restarts_engine: bool = False
     """Whether the supervisor starts an engine that ended again."""
+    router: Component | None = None
+    """Which replica takes a request; None where there is one."""
+    retries: int = 0
+    """Times that a request moves to another replica."""
 
 
 class APIProcess:
@@ -127,7 +133,7 @@ class _SupervisedServer(APIServer):
 
 async def serve(job: APIJob, listener: socket.socket, on_ready: Callable[[], None]) -> None:
     """Serves until it is drained; `on_ready` is called once it listens."""
-    async with await RemoteEngine.connect(job.engine) as engine:
+    async with await _connect(job) as engine:
         host = ServerHost(
             engine,
             job.model_names,
@@ -141,6 +147,14 @@ async def serve(job: APIJob, listener: socket.socket, on_ready: Callable[[], Non
         gc.collect()
         gc.freeze()
         await _SupervisedServer(app, host, job.settings, on_ready).serve(sockets=[listener])
+
+
+async def _connect(job: APIJob) -> RemoteEngine | ReplicatedEngine:
+    if job.router is None:
+        return await RemoteEngine.connect(job.engines[0])
+    plugin, options = create_class(job.router)
+    assert issubclass(plugin, Router)
+    return await ReplicatedEngine.connect(job.engines, partial(plugin, options), retries=job.retries)
 
 
 def _create(label: str, component: Component, host: ServerHost) -> Route:

@@ -1,12 +1,13 @@
 """The process of `dovetail serve`: it starts an engine and API processes, and watches them.
 
-    supervisor -- engine process
+    supervisor -- engine process 1 .. M, the replicas
                -- API process 1 .. N, which accept from one socket
 
 An API process that ends is replaced: its own streams are lost, no others. An engine that ends is started again by the
-policy of the config; API processes answer 503 meanwhile. SIGTERM and SIGINT drain: API processes take no new requests
-and end once theirs are done, then the engine ends. A second signal kills everything at once. Nothing else takes these
-signals: each process is in a session of its own.
+policy of the config; API processes use other replicas meanwhile, and answer 503 where there is none. A replica that
+is not started again is left out; the server ends with the last one. SIGTERM and SIGINT drain: API processes take no
+new requests and end once theirs are done, then the engines end. A second signal kills everything at once. Nothing else
+takes these signals: each process is in a session of its own.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from dovetail import EngineProcess
 from dovetail.commands import LayeredConfig
 from dovetail.contracts.errors import DovetailError
 from dovetail.plugins.server.api_process import APIJob, APIProcess
+from dovetail.plugins.server.replica_machine import replica_environment
 
 logger = logging.getLogger("dovetail.server")
 
@@ -95,17 +97,19 @@ class Supervisor:
     def __init__(
         self,
         config: LayeredConfig,
-        job: Callable[[str], APIJob],
+        job: Callable[[tuple[str, ...]], APIJob],
         listener: socket.socket,
         *,
         num_api_processes: int = 1,
+        num_engines: int = 1,
         restart: RestartPolicy = RestartPolicy(),
     ):
-        """`job`: what API processes do, for the engine at an address."""
+        """`job`: what API processes do, for the engines at these addresses. `num_engines`: replicas."""
         self._config = config
         self._create_job = job
         self._listener = listener
         self._num_api_processes = num_api_processes
+        self._num_engines = num_engines
         self._restart = restart
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._apis: set[APIProcess] = set()
@@ -114,7 +118,11 @@ class Supervisor:
         self._is_draining = False
         self._is_ended_at_once = False
         self._has_served = False
-        self._engine_ends: deque[float] = deque()
+        self._engines: dict[Path, EngineProcess] = {}
+        """By its directory, each replica that runs or starts."""
+        self._started: set[Path] = set()
+        """Directories of replicas that have served."""
+        self._engine_ends: dict[Path, deque[float]] = {}
         self._api_ends: deque[float] = deque()
 
     def run(self, on_ready: Callable[[], None] = lambda: None) -> int:
@@ -122,7 +130,7 @@ class Supervisor:
         requests. Raises what kept the engine or an API process from starting."""
         self._take_signals()
         with tempfile.TemporaryDirectory(prefix="dovetail-") as directory:
-            self._start_engine(directory)
+            self._addresses = self._start_engines(Path(directory))
             try:
                 while (code := self._deal_with(self._events.get(), on_ready)) is None:
                     pass
@@ -137,8 +145,19 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, note)
 
-    def _start_engine(self, directory: str | Path) -> None:
-        self._engine = engine = EngineProcess(self._config, directory)
+    def _start_engines(self, directory: Path) -> tuple[str, ...]:
+        """Starts all replicas; returns their addresses."""
+        for index in range(self._num_engines):
+            own = directory / f"engine-{index}" if self._num_engines > 1 else directory
+            own.mkdir(exist_ok=True)
+            self._engine_ends[own] = deque()
+            self._start_engine(own)
+        return tuple(engine.address for engine in self._engines.values())
+
+    def _start_engine(self, directory: Path) -> None:
+        index = list(self._engine_ends).index(directory)
+        environment = replica_environment(index, self._num_engines)
+        self._engines[directory] = engine = EngineProcess(self._config, directory, environment)
 
         def wait() -> _Event:
             try:
@@ -150,7 +169,7 @@ class Supervisor:
         self._report(wait)
 
     def _start_api(self) -> None:
-        process = APIProcess(self._create_job(self._engine.address), self._listener)
+        process = APIProcess(self._create_job(self._addresses), self._listener)
         self._apis.add(process)
 
         def wait() -> _Event:
@@ -195,15 +214,24 @@ class Supervisor:
 
     def _engine_started(self, event: _EngineStarted) -> int | None:
         if event.error is not None:
-            if not self._apis:
+            if len(self._started) < self._num_engines:
                 raise event.error
-            return self._restart_engine(event.process, f"the engine did not start again ({event.error})")
+            return self._restart_engine(
+                event.process, f"{self._name(event.process)} did not start again ({event.error})"
+            )
         engine = event.process
         self._report(lambda: _EngineEnded(engine, engine.join()))
-        if not self._apis:
+        self._started.add(engine.directory)
+        if not self._apis and len(self._started) == self._num_engines:
             for _ in range(self._num_api_processes):
                 self._start_api()
         return None
+
+    def _name(self, engine: EngineProcess) -> str:
+        """For messages."""
+        if self._num_engines == 1:
+            return "the engine's process"
+        return f"the process of replica {list(self._engine_ends).index(engine.directory)}"
 
     def _api_started(self, event: _APIStarted, on_ready: Callable[[], None]) -> int | None:
         self._report(lambda: _APIEnded(event.process, event.process.join()))
@@ -239,25 +267,28 @@ class Supervisor:
         return None
 
     def _engine_ended(self, event: _EngineEnded) -> int | None:
-        return self._restart_engine(event.process, f"the engine's process ended with exit code {event.code}")
+        return self._restart_engine(event.process, f"{self._name(event.process)} ended with exit code {event.code}")
 
     def _restart_engine(self, ended: EngineProcess, cause: str) -> int | None:
         if self._is_draining:
             return None
-        policy = self._restart
-        if policy.policy == "never" or _too_many(self._engine_ends, policy.max_restarts, policy.window_s):
+        policy, ends = self._restart, self._engine_ends[ended.directory]
+        if policy.policy == "never" or _too_many(ends, policy.max_restarts, policy.window_s):
             logger.error("%s: it is not started again (server.restart)", cause)
-            return 1
+            del self._engines[ended.directory]
+            ended.stop()
+            return None if self._engines else 1
         logger.error("%s: starting it again", cause)
         ended.stop()
         self._start_engine(ended.directory)
         return None
 
-    def _wait_for_engine(self) -> None:
-        """Lets the engine finish its step; a signal ends the wait."""
-        self._engine.ask_to_end()
+    def _wait_for_engines(self) -> None:
+        """Lets the engines finish their step; a signal ends the wait."""
+        for engine in self._engines.values():
+            engine.ask_to_end()
         deadline = time.monotonic() + _ENGINE_STOP_S
-        while self._engine.is_alive and time.monotonic() < deadline:
+        while any(engine.is_alive for engine in self._engines.values()) and time.monotonic() < deadline:
             with contextlib.suppress(queue.Empty):
                 if isinstance(self._events.get(timeout=_POLL_S), _Signal):
                     self._end_at_once()
@@ -270,9 +301,10 @@ class Supervisor:
             process.close()
         self._apis.clear()
         if not self._is_ended_at_once:
-            self._wait_for_engine()
-        self._engine.kill()
-        self._engine.stop()
+            self._wait_for_engines()
+        for engine in self._engines.values():
+            engine.kill()
+            engine.stop()
 
 
 def _too_many(ends: deque[float], limit: int, window_s: float) -> bool:

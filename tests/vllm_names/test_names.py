@@ -100,8 +100,8 @@ def test_engine_args_are_keywords(tmp_path: Path) -> None:
     assert asdict(args)["enable_lora"] is None
     with pytest.raises(TypeError, match="EngineArgs has no field 'max_model_lem': did you mean 'max_model_len'"):
         EngineArgs(max_model_lem=64)
-    with pytest.raises(ConfigError, match="data_parallel_size=2 is planned: an engine is one replica so far"):
-        AsyncEngineArgs(data_parallel_size=2).create_engine_config()
+    with pytest.raises(ConfigError, match="data_parallel_rank=2 is planned: the replicas of a server run"):
+        AsyncEngineArgs(data_parallel_rank=2).create_engine_config()
 
 
 def test_flags_take_underscores_switches_and_a_file(tmp_path: Path) -> None:

@@ -200,7 +200,7 @@ def test_a_name_sets_its_key(keywords, expected):
         ({"scheduler_cls": "a.B"}, "scheduler_cls='a.B' is refused: .*pkg.mod:Class"),
         ({"distributed_executor_backend": "uni"}, "'uni' is refused: .*leave it out"),
         ({"tokenizer_mode": "custom"}, "'custom' is refused"),
-        ({"data_parallel_size": 2}, "data_parallel_size=2 is planned: .*start one server per replica"),
+        ({"data_parallel_rank": 2}, "data_parallel_rank=2 is planned: .*give data_parallel_size alone"),
         ({"logits_processors": ["a.B"]}, "logits_processors.* is refused: .*section logits_processors"),
         ({"quantization": "squeezellm"}, "'squeezellm' is refused: .*AWQ, GPTQ or GGUF"),
         ({"sliding_window": 128}, "sliding_window=128 is refused: .*hf_overrides="),

@@ -19,6 +19,7 @@ from dovetail import AsyncLLMEngine, RequestOutput, SamplingParams
 from dovetail.config.load import load_config
 from dovetail.contracts.engine_client import EngineClient
 from dovetail.contracts.errors import ConfigError, ModelError, QueueFull, RequestError, WorkerError
+from dovetail.engine.remote import answer_watch
 from dovetail.engine.remote import client as client_module
 from dovetail.engine.remote.client import RemoteEngine
 from dovetail.engine.remote.engine_process import EngineProcess
@@ -358,7 +359,7 @@ def test_an_engine_that_stands_still_is_noticed_and_goes_on(
 def test_requests_that_a_stuck_engine_does_not_answer_are_given_up(
     engine_process: EngineProcess, with_remote: WithRemote, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(answer_watch, "PATIENCE_S", 0.01)
 
     async def main(engine: RemoteEngine) -> None:
         stream = await engine.submit(PROMPT, BEGUN, "begun")

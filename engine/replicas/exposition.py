@@ -1,0 +1,50 @@
+"""The metrics of several replicas as one page: each sample gets the label `engine`, as vLLM calls it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from dovetail.contracts.errors import PluginError
+from dovetail.contracts.telemetry import Exposition
+
+_HEAD = re.compile(r"# (?:HELP|TYPE|UNIT) (\S+)")
+_SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?( .*)", re.DOTALL)
+_ENGINE = re.compile(r'(?<![a-zA-Z0-9_])engine="[^"]*"')
+_END = "# EOF"
+
+
+def labelled(pages: Mapping[int, Exposition]) -> Exposition:
+    """One page of at least one, by replica. Raises `PluginError` for pages of different formats."""
+    content_types = {page.content_type for page in pages.values()}
+    if len(content_types) > 1:
+        raise PluginError(
+            f"the replicas expose metrics in different formats ({', '.join(sorted(content_types))}), which make no page"
+            " together: give all of them the same telemetry sinks"
+        )
+    heads: dict[str, dict[str, None]] = {}
+    samples: dict[str, list[str]] = {}
+    has_end = False
+    for index, page in pages.items():
+        family = ""
+        for line in page.body.decode().splitlines():
+            if head := _HEAD.match(line):
+                family = head[1]
+                heads.setdefault(family, {})[line] = None
+            elif line == _END:
+                has_end = True
+            elif line and not line.startswith("#"):
+                samples.setdefault(family, []).append(_with_label(line, index))
+    lines = [line for family in {**heads, **samples} for line in (*heads.get(family, ()), *samples.get(family, ()))]
+    return Exposition(content_type=content_types.pop(), body="\n".join([*lines, *[_END] * has_end, ""]).encode())
+
+
+def _with_label(line: str, index: int) -> str:
+    sample = _SAMPLE.fullmatch(line)
+    if sample is None:
+        return line
+    name, labels, rest = sample.groups()
+    labels, num_found = _ENGINE.subn(f'engine="{index}"', labels or "")
+    if not num_found:
+        labels = ",".join(filter(None, (f'engine="{index}"', labels)))
+    return f"{name}{{{labels}}}{rest}"

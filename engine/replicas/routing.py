@@ -1,0 +1,120 @@
+"""Which replica gets a request, and what the router hears of it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+from dovetail.contracts.errors import PluginError, WorkerError
+from dovetail.contracts.router import (
+    CacheEvent,
+    FollowsBlocks,
+    FollowsRequests,
+    ReplicaState,
+    RoutedRequest,
+    Router,
+    report_event,
+)
+
+
+@dataclass(slots=True)
+class _Load:
+    """What one replica has of this host's requests."""
+
+    name: str
+    is_up: bool = False
+    waiting: dict[str, int] = field(default_factory=dict)
+    """By request id, prompt tokens of requests whose first output has not come."""
+    running: dict[str, int] = field(default_factory=dict)
+    """Likewise of the others."""
+
+    def state(self, index: int, excluded: Collection[int]) -> ReplicaState:
+        return ReplicaState(
+            index=index,
+            name=self.name,
+            is_up=self.is_up and index not in excluded,
+            num_waiting=len(self.waiting),
+            num_running=len(self.running),
+            waiting_prompt_tokens=sum(self.waiting.values()),
+            running_prompt_tokens=sum(self.running.values()),
+        )
+
+
+class Routing:
+    """Counts the requests of each replica, and asks the router. All of it in one event loop."""
+
+    def __init__(self, router: Router, names: list[str]):
+        self._router = router
+        self._loads = [_Load(name) for name in names]
+        self._places: dict[str, int] = {}
+        """By request id, the replica that has it."""
+
+    @property
+    def states(self) -> list[ReplicaState]:
+        """The replicas as routers see them."""
+        return [load.state(index, ()) for index, load in enumerate(self._loads)]
+
+    def place(self, request: RoutedRequest, excluded: Collection[int] = ()) -> int:
+        """The replica that takes a request, none of `excluded`. Raises `WorkerError` where none is up, `PluginError`
+        for a router that raises or names a replica that takes no requests."""
+        states = [load.state(index, excluded) for index, load in enumerate(self._loads)]
+        if not any(state.is_up for state in states):
+            names = ", ".join(state.name for state in states)
+            raise WorkerError(f"no replica takes requests: {names} are down or refused this one")
+        name = type(self._router).__name__
+        try:
+            index = self._router.choose(request, states)
+        except Exception as error:
+            raise PluginError(f"router {name} raised {type(error).__name__}: {error}") from error
+        if not isinstance(index, int) or not 0 <= index < len(states) or not states[index].is_up:
+            raise PluginError(
+                f"router {name} breaks the router's contract: it chose replica {index!r}, which is not up"
+            )
+        self._places[request.request_id] = index
+        self._loads[index].waiting[request.request_id] = request.num_prompt_tokens
+        return index
+
+    @property
+    def follows_blocks(self) -> bool:
+        """Whether the router hears what the replicas' prefix caches have."""
+        return isinstance(self._router, FollowsBlocks)
+
+    def cache_changed(self, index: int, events: Iterable[CacheEvent]) -> None:
+        """The prefix cache of a replica changed."""
+        if self._loads[index].is_up:
+            for event in events:
+                report_event(self._router, index, event)
+
+    def prefilled(self, request_id: str) -> None:
+        """The first output of a request came."""
+        index = self._places.get(request_id)
+        if index is None or request_id not in self._loads[index].waiting:
+            return
+        load = self._loads[index]
+        load.running[request_id] = load.waiting.pop(request_id)
+        if isinstance(self._router, FollowsRequests):
+            self._router.prefilled(request_id)
+
+    def finished(self, request_id: str) -> None:
+        """A request ended, or is at no replica. Unknown ones are passed over."""
+        index = self._places.pop(request_id, None)
+        if index is not None:
+            self._loads[index].waiting.pop(request_id, None)
+            self._loads[index].running.pop(request_id, None)
+            if isinstance(self._router, FollowsRequests):
+                self._router.finished(request_id)
+
+    def came_up(self, index: int) -> None:
+        """A replica takes requests; it has no blocks."""
+        self._loads[index].is_up = True
+
+    def went_down(self, index: int) -> None:
+        """A replica died, with its requests and its blocks. Idempotent."""
+        load = self._loads[index]
+        if not load.is_up:
+            return
+        self._loads[index] = _Load(load.name)
+        for request_id in (*load.waiting, *load.running):
+            del self._places[request_id]
+        if isinstance(self._router, FollowsRequests | FollowsBlocks):
+            self._router.replica_lost(index)

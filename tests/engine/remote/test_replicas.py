@@ -1,0 +1,240 @@
+"""Several engines that serve as one: requests are routed, retried and failed, and the router knows the caches."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail import AsyncLLMEngine, RequestOutput, SamplingParams
+from dovetail.contracts.errors import RequestError, WorkerError
+from dovetail.contracts.lora import LoRARequest
+from dovetail.contracts.router import AllBlocksCleared, BlocksRemoved, BlocksStored, CacheEvent, Router, RouterSetup
+from dovetail.contracts.telemetry import Exposition
+from dovetail.engine.remote.client import RemoteEngine
+from dovetail.engine.remote.engine_process import EngineProcess
+from dovetail.engine.replicas.engine import ReplicatedEngine
+from dovetail.engine.replicas.exposition import labelled
+from dovetail.plugins.routers.prefix_aware import PrefixAware, PrefixAwareOptions
+from dovetail.plugins.routers.round_robin import RoundRobin
+from dovetail.testing.tiny_adapters import save_adapter
+
+GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+TEXTS = [
+    "The old man sat by the sea",
+    "The cat was",
+    "A dark night",
+    "The old man sat by the sea and looked",
+    "x",
+    "The",
+]
+Create = Callable[[RouterSetup], Router]
+
+
+@pytest.fixture(scope="module")
+def pair(engine_process: EngineProcess, start_engine: Callable[..., EngineProcess]) -> Iterator[tuple[str, str]]:
+    """Addresses of two engines that all tests share which leave them alive."""
+    with start_engine() as other:
+        other.wait()
+        yield engine_process.address, other.address
+
+
+@asynccontextmanager
+async def replicas(addresses: tuple[str, ...], create: Create, **options: Any) -> AsyncIterator[ReplicatedEngine]:
+    async with await ReplicatedEngine.connect(addresses, create, timeout_s=60, **options) as engine:
+        yield engine
+
+
+def prefix_aware(setup: RouterSetup) -> Router:
+    return PrefixAware(PrefixAwareOptions(), setup)
+
+
+def round_robin(setup: RouterSetup) -> Router:
+    return RoundRobin(RoundRobin.Options(), setup)
+
+
+async def last_of(stream: AsyncIterator[RequestOutput]) -> RequestOutput:
+    *_, last = [output async for output in stream]
+    return last
+
+
+async def tokens(engine: Any, text: str, **options: Any) -> list[int]:
+    return (await last_of(engine.generate(text, GREEDY, **options))).outputs[0].token_ids
+
+
+def test_outputs_are_those_of_one_engine_and_all_replicas_work(
+    pair: tuple[str, str], local_engine: AsyncLLMEngine
+) -> None:
+    async def main() -> None:
+        async with replicas(pair, round_robin) as engine:
+            found = await asyncio.gather(*(tokens(engine, text) for text in TEXTS))
+            assert found == [await tokens(local_engine, text) for text in TEXTS]
+            assert [state.num_running + state.num_waiting for state in engine.states] == [0, 0]
+            with pytest.raises(RequestError, match="logprobs"):
+                await engine.submit("x", SamplingParams(logprobs=10_000))
+            streams = [await engine.submit(text, GREEDY) for text in TEXTS[:4]]
+            assert [stream.replica for stream in streams] in ([0, 1, 0, 1], [1, 0, 1, 0])
+            for stream in streams:
+                stream.close()
+            assert (await engine.list_loras()) == []
+            await engine.check_health()
+
+    asyncio.run(main())
+
+
+class Shadow:
+    """What a follower knows of one cache."""
+
+    def __init__(self) -> None:
+        self.blocks: set[bytes] = set()
+
+    def follow(self, events: list[CacheEvent]) -> None:
+        for event in events:
+            if isinstance(event, BlocksStored):
+                self.blocks |= set(event.block_hashes)
+            elif isinstance(event, BlocksRemoved):
+                assert self.blocks.issuperset(event.block_hashes), "a block is removed that was never stored"
+                self.blocks -= set(event.block_hashes)
+            elif isinstance(event, AllBlocksCleared):
+                self.blocks.clear()
+
+
+def test_a_follower_knows_exactly_what_the_cache_has(
+    start_engine: Callable[..., EngineProcess], tmp_path: Path
+) -> None:
+    """Under random traffic that evicts, and after a reset; hashes computed far away are those of the engine."""
+
+    async def main(address: str) -> None:
+        async with (
+            await RemoteEngine.connect(address, 60) as engine,
+            await RemoteEngine.connect(address, 60) as other,
+        ):
+            shadow = Shadow()
+            facts = await engine.follow_cache(shadow.follow)
+            rng = random.Random(4)
+            prompts = [[rng.randrange(5, 90) for _ in range(rng.randrange(1, 40))] for _ in range(60)]
+            for start in range(0, len(prompts), 6):
+                batch = [{"prompt_token_ids": prompt} for prompt in prompts[start : start + 6]]
+                await asyncio.gather(*(last_of(engine.generate(prompt, GREEDY)) for prompt in batch))
+            long = [7] * 23
+            await last_of(engine.generate({"prompt_token_ids": long}, GREEDY, cache_salt="mine"))
+            hashes = facts.block_hashes(long, 4, adapter=None, salt="mine", drafter=None)
+            fresh = Shadow()
+            await other.follow_cache(fresh.follow)
+            await other.call("cache_statistics")
+            while not fresh.blocks:
+                await asyncio.sleep(0)
+            assert shadow.blocks == fresh.blocks
+            assert shadow.blocks.issuperset(hashes)
+            assert len(hashes) == 5
+            await engine.call("reset_prefix_cache")
+            while shadow.blocks:
+                await asyncio.sleep(0)
+
+    with start_engine(tmp_path, cache={"block_size": 4, "num_blocks": 90}) as process:
+        process.wait()
+        asyncio.run(main(process.address))
+
+
+def test_a_prefix_goes_where_its_blocks_are(pair: tuple[str, str]) -> None:
+    """Also for a router that was not there when they were computed."""
+
+    async def main() -> None:
+        prompt = {"prompt_token_ids": [11, 22, 33, 44, 55, 66, 77] * 12}
+        async with replicas(pair, partial(round_robin)) as engine:
+            stream = await engine.submit(prompt, GREEDY)
+            had = stream.replica
+            await last_of(stream)
+        async with replicas(pair, prefix_aware) as engine:
+            for _ in range(3):
+                stream = await engine.submit(prompt, GREEDY)
+                assert stream.replica == had
+                assert (await last_of(stream)).num_cached_tokens >= 80
+
+    asyncio.run(main())
+
+
+def test_adapters_are_loaded_on_all_replicas_or_on_none(
+    pair: tuple[str, str], story_model: Path, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        lora = LoRARequest("style", 0, str(save_adapter(tmp_path / "style", story_model, 1)))
+        async with replicas(pair, round_robin) as engine:
+            await engine.add_lora(lora)
+            assert [lora.name for lora in await engine.list_loras()] == ["style"]
+            plain = await tokens(engine, TEXTS[0])
+            styled = [await tokens(engine, TEXTS[0], lora_request=lora) for _ in range(2)]
+            assert styled[0] == styled[1] != plain
+            await engine.remove_lora("style")
+            broken = LoRARequest("broken", 0, str(tmp_path))
+            with pytest.raises(RequestError):
+                await engine.add_lora(broken)
+            assert await engine.list_loras() == []
+
+    asyncio.run(main())
+
+
+def test_requests_of_a_replica_that_dies_go_to_another_or_fail_by_name(
+    start_engine: Callable[..., EngineProcess], local_engine: AsyncLLMEngine, tmp_path: Path
+) -> None:
+    """Those of which something was read fail; the rest move. Once all are down, requests are refused at once."""
+
+    async def main(processes: list[EngineProcess]) -> None:
+        addresses = tuple(process.address for process in processes)
+        async with replicas(addresses, round_robin) as engine:
+            begun = await engine.submit("x", SamplingParams(max_tokens=200, ignore_eos=True))
+            outputs = aiter(begun)
+            await anext(outputs)
+            await engine.pause("keep")
+            waiting = [await engine.submit(text, GREEDY) for text in TEXTS]
+            assert {stream.replica for stream in waiting} == {0, 1}
+            processes[begun.replica].kill()
+            with pytest.raises(WorkerError, match=rf"replica {begun.replica} failed .*not retried"):
+                async for _ in outputs:
+                    pass
+            results = [asyncio.ensure_future(last_of(aiter(stream))) for stream in waiting]
+            while any(stream.replica == begun.replica for stream in waiting):
+                await asyncio.sleep(0)
+            assert not engine.states[begun.replica].is_up
+            await engine.resume()
+            found = [(await result).outputs[0].token_ids for result in results]
+            assert found == [await tokens(local_engine, text) for text in TEXTS]
+            processes[1 - begun.replica].kill()
+            while engine.is_running:
+                await asyncio.sleep(0.01)
+            with pytest.raises(WorkerError, match="none of 2 replicas is running"):
+                await engine.submit("x", GREEDY)
+            with pytest.raises(WorkerError, match="none of 2 replicas is running"):
+                await engine.check_health()
+
+    folders = [tmp_path / "0", tmp_path / "1"]
+    for folder in folders:
+        folder.mkdir()
+    with start_engine(folders[0]) as first, start_engine(folders[1]) as second:
+        first.wait()
+        second.wait()
+        asyncio.run(main([first, second]))
+
+
+def test_metrics_of_replicas_are_told_apart() -> None:
+    page = '# HELP a_total A.\n# TYPE a_total counter\na_total{model="m"} 1\na_total 2\n'
+    page += '# TYPE b gauge\nb{engine="9",x="y"} 3\n'
+    pages = {index: Exposition(content_type="text/plain", body=page.encode()) for index in (0, 1)}
+    lines = labelled(pages).body.decode().splitlines()
+    assert lines == [
+        "# HELP a_total A.",
+        "# TYPE a_total counter",
+        'a_total{engine="0",model="m"} 1',
+        'a_total{engine="0"} 2',
+        'a_total{engine="1",model="m"} 1',
+        'a_total{engine="1"} 2',
+        "# TYPE b gauge",
+        'b{engine="0",x="y"} 3',
+        'b{engine="1",x="y"} 3',
+    ]
