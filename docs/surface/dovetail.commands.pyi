@@ -156,6 +156,7 @@ class ResolvedConfig:
 class ResolvedServer:
     section: Mapping[str, Any] = field(repr=False)
     routes: Mapping[str, Component]
+    router: Component | None = None
 
 VERSION = ...
 

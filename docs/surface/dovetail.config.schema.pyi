@@ -139,6 +139,9 @@ class ServerSection(Section):
     port: int = Field(default=8000, ge=0, le=65535)
     uds: str | None = None
     api_server_count: int = Field(default=1, ge=1)
+    data_parallel_size: int = Field(default=1, ge=1)
+    router: ComponentSection = ComponentSection()
+    retries: int = Field(default=2, ge=0)
     served_model_name: list[str] = Field(default_factory=list)
     api_keys: list[SecretStr] = Field(default_factory=list)
     routes: dict[Label, NamedSection | None] = Field(default_factory=dict, validate_default=True)

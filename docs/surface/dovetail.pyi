@@ -1,17 +1,19 @@
 import threading
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from dovetail.config.layers import LayeredConfig
 from dovetail.config.resolved import ResolvedConfig
 from dovetail.config.schema import EngineConfig
 from dovetail.contracts.engine_client import EngineFacts, RequestPlan, RequestReports
+from dovetail.contracts.errors import WorkerError
 from dovetail.contracts.lora import LoRARequest, LoadedLoRA
 from dovetail.contracts.outputs import BeamSearchOutput, CompletionOutput, PositionLogprobs, RequestMetrics, RequestOutput, SpeculationTotals, TokenProgress
 from dovetail.contracts.pausing import PauseMode
 from dovetail.contracts.pooling_params import PoolingParams
 from dovetail.contracts.prompts import ChatPrompt, Prompt
 from dovetail.contracts.regions import RegionStatus
+from dovetail.contracts.router import CacheEvent, ReplicaState, Router, RouterSetup
 from dovetail.contracts.sampling import BeamSearchParams, SamplingParams
 from dovetail.contracts.structured_outputs import StructuredOutputs
 from dovetail.contracts.telemetry import Exposition, TelemetrySink
@@ -25,10 +27,13 @@ from dovetail.engine.kv.pool import PrefixCacheReset
 from dovetail.engine.llm import Message
 from dovetail.engine.output_stream import OutputReader
 from dovetail.engine.pooling.outputs import Result
+from dovetail.engine.remote.prefix_facts import PrefixFacts
+from dovetail.engine.replicas.stream import RoutedStream
 from dovetail.engine.sequence import Sequence
 from dovetail.engine.step_loop import ScheduledStep
 from dovetail.engine.tokenization.tokenizer import Tokenizer
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Self
 
 __all__ = [
@@ -46,6 +51,7 @@ __all__ = [
     "PoolingRequestOutput",
     "PositionLogprobs",
     "RemoteEngine",
+    "ReplicatedEngine",
     "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
@@ -211,7 +217,12 @@ class EmbeddingRequestOutput(Generic[Result]):
 
 
 class EngineProcess:
-    def __init__(self, config: LayeredConfig, directory: str | Path | None = None): ...
+    def __init__(
+        self,
+        config: LayeredConfig,
+        directory: str | Path | None = None,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ): ...
     directory: ...
     address: ...
     @property
@@ -481,6 +492,7 @@ class RemoteEngine:
     @property
     def is_running(self) -> bool: ...
     async def wait_until_running(self) -> None: ...
+    async def wait_until_down(self) -> None: ...
     async def submit(
         self,
         prompt: Prompt,
@@ -492,6 +504,21 @@ class RemoteEngine:
         trace_headers: Mapping[str, str] | None = None,
         user: str | None = None,
         lora_request: LoRARequest | None = None,
+    ) -> OutputReader: ...
+    async def process(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | PoolingParams | None = None,
+    ) -> ProcessedInput: ...
+    async def submit_processed(
+        self,
+        processed: ProcessedInput,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        user: str | None = None,
     ) -> OutputReader: ...
     async def generate(
         self,
@@ -578,8 +605,121 @@ class RemoteEngine:
     async def finish_weight_update(self) -> WeightsReport: ...
     async def abort_weight_update(self) -> None: ...
     async def weights(self) -> WeightsReport: ...
+    async def follow_cache(self, follow: Callable[[list[CacheEvent]], None]) -> PrefixFacts: ...
     async def check_health(self) -> None: ...
     async def call(self, name: str, **arguments: Any) -> Any: ...
+    async def close(self) -> None: ...
+    async def __aenter__(self) -> Self: ...
+    async def __aexit__(self, *_: object) -> None: ...
+
+
+class ReplicatedEngine:
+    def __init__(self, replicas: Sequence[RemoteEngine], router: Router, retries: int = 2): ...
+    @classmethod
+    async def connect(
+        cls,
+        addresses: Sequence[str],
+        create_router: Callable[[RouterSetup], Router],
+        *,
+        retries: int = 2,
+        timeout_s: float | None = None,
+    ) -> Self: ...
+    @property
+    def facts(self) -> EngineFacts: ...
+    @property
+    def is_running(self) -> bool: ...
+    @property
+    def states(self) -> list[ReplicaState]: ...
+    async def submit(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | PoolingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        user: str | None = None,
+        lora_request: LoRARequest | None = None,
+    ) -> RoutedStream: ...
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        **options: Any,
+    ) -> AsyncIterator[RequestOutput]: ...
+    async def abort(self, request_id: str) -> None: ...
+    async def place_again(
+        self,
+        stream: RoutedStream,
+        error: WorkerError,
+    ) -> tuple[int, OutputReader]: ...
+    def note_output(self, request_id: str) -> None: ...
+    def note_end(self, request_id: str) -> None: ...
+    def lost(self, stream: RoutedStream, error: WorkerError) -> WorkerError: ...
+    async def plan_request(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+    ) -> RequestPlan: ...
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+    async def detokenize(
+        self,
+        token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = True,
+    ) -> str: ...
+    async def pair_prompt(
+        self,
+        first: Prompt,
+        second: Prompt,
+        *,
+        truncate_prompt_tokens: int | None = None,
+    ) -> Prompt: ...
+    async def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        **options: Any,
+    ) -> ChatPrompt: ...
+    def token_texts(self, token_ids: Iterable[int]) -> list[str]: ...
+    async def explain_request(self, request_id: str) -> RequestReports: ...
+    async def add_lora(self, request: LoRARequest) -> LoadedLoRA: ...
+    async def remove_lora(self, adapter: str | int) -> None: ...
+    async def list_loras(self) -> list[LoadedLoRA]: ...
+    async def pin_lora(self, adapter: str | int) -> None: ...
+    async def pause(self, mode: PauseMode = 'abort') -> None: ...
+    async def resume(self) -> None: ...
+    async def is_paused(self) -> bool: ...
+    async def sleep(self, level: int = 1, tags: Collection[str] | None = None) -> int: ...
+    async def wake_up(
+        self,
+        tags: Collection[str] | None = None,
+        *,
+        new_weights: bool = False,
+        for_update: bool = False,
+    ) -> None: ...
+    async def regions(self) -> tuple[RegionStatus, ...]: ...
+    async def is_sleeping(self) -> bool: ...
+    async def init_weight_transfer_engine(self, init_info: Mapping[str, Any] | None = None) -> None: ...
+    async def start_weight_update(
+        self,
+        is_checkpoint_format: bool = True,
+        *,
+        weight_version: int | None = None,
+        partial: bool = False,
+    ) -> int: ...
+    async def update_weights(
+        self,
+        update_info: Mapping[str, Any],
+        *,
+        drafter: str | None = None,
+    ) -> None: ...
+    async def finish_weight_update(self) -> WeightsReport: ...
+    async def abort_weight_update(self) -> None: ...
+    async def weights(self) -> WeightsReport: ...
+    async def metrics(self) -> Exposition: ...
+    async def check_health(self) -> None: ...
     async def close(self) -> None: ...
     async def __aenter__(self) -> Self: ...
     async def __aexit__(self, *_: object) -> None: ...

@@ -383,6 +383,7 @@ OTHERS = {
     "kv_dtype": "float16",
     "layout": build_layout([KVSpec(num_kv_heads=1, head_size=1, dtype="float32")], 8),
     "tensor_parallel": 2,
+    "stage_layers": (1, 1),
 }
 
 
