@@ -42,21 +42,23 @@ def stage_costs(create: Create, config: Mapping[str, Any], num_layers: int) -> S
 
 def cut(costs: StageCosts, num_stages: int) -> tuple[int, ...]:
     """Returns how many layers each of `num_stages` stages gets, 1 at least, so that the dearest stage costs as little
-    as can be; of equals the one whose earlier stages have more layers, since the last one samples besides."""
+    as can be, then the second dearest, and so on: the output layer may outweigh all, and the others share evenly then.
+    Of equals it is the one whose earlier stages have more layers, since the last one samples besides."""
     num_layers = len(costs.layers)
     sums = [0, *itertools.accumulate(costs.layers)]
 
     def cost(start: int, stop: int) -> int:
         return sums[stop] - sums[start] + (costs.output if stop == num_layers else 0)
 
-    # By number of leading layers: the dearest stage's cost, and the stages' layers, negated so that many come first.
-    best: dict[int, tuple[int, tuple[int, ...]]] = {
-        stop: (cost(0, stop), (-stop,)) for stop in range(1, num_layers + 1)
+    # By number of leading layers: costs of their stages, the dearest first, and the stages' layers, negated so that
+    # many come first. Of two cuts of the same leading layers the better one is so with any stage behind it too.
+    best: dict[int, tuple[list[int], tuple[int, ...]]] = {
+        stop: ([cost(0, stop)], (-stop,)) for stop in range(1, num_layers + 1)
     }
     for stage in range(1, num_stages):
         best = {
             stop: min(
-                (max(best[start][0], cost(start, stop)), (*best[start][1], start - stop))
+                (sorted([*best[start][0], cost(start, stop)], reverse=True), (*best[start][1], start - stop))
                 for start in range(stage, stop)
             )
             for stop in range(stage + 1, num_layers + 1)

@@ -56,15 +56,23 @@ class ExecutorSuite(PluginSuite):
             self.device_type, tensor_parallel=self.tensor_parallel, pipeline_parallel=self.pipeline_parallel
         )
 
-    def create(self, spec: ToySpec | None = None) -> Executor:
+    @property
+    def two_stages(self) -> ExecutorNeed:
+        """The need of a config with two pipeline stages of one rank. Skips the test where the executor runs none."""
+        most = self.plugin.capabilities.pipeline_parallel
+        if most is not None and most < 2:
+            pytest.skip("it runs no pipeline stages")
+        return replace(self.need, tensor_parallel=1, pipeline_parallel=2)
+
+    def create(self, spec: ToySpec | None = None, need: ExecutorNeed | None = None) -> Executor:
         """An executor over toy workers, not started."""
         options = self.plugin.Options.model_validate(dict(self.options))
-        return self.plugin(options, spec or ToySpec(), self.need)
+        return self.plugin(options, spec or ToySpec(), need or self.need)
 
     @contextmanager
-    def started(self, spec: ToySpec | None = None) -> Iterator[Executor]:
+    def started(self, spec: ToySpec | None = None, need: ExecutorNeed | None = None) -> Iterator[Executor]:
         """An executor that runs, and is shut down in any case."""
-        executor = self.create(spec)
+        executor = self.create(spec) if need is None else self.create(spec, need)
         try:
             executor.start()
             yield executor
@@ -182,6 +190,17 @@ class ExecutorSuite(PluginSuite):
                 assert executor.execute(plan).result() == expected_result(plan, self.num_ranks)
             assert executor.call("torch_threads") == [1] * self.num_ranks
 
+    def test_stages_pass_on_what_they_computed(self) -> None:
+        """Of two pipeline stages, over the process group of both, while one plan more than there are stages is in
+        flight. Each stage runs the plans in the same order; the last one answers."""
+        with self.started(ToySpec(passes_on=True, num_threads=1), self.two_stages) as executor:
+            placements: list[Placement] = executor.call("placement")
+            assert sorted(placement.stage for placement in placements) == [0, 1]
+            assert [placement.answers for placement in placements] == [placement.stage == 1 for placement in placements]
+            futures = [executor.execute(toy_plan(step_id)) for step_id in range(3)]
+            for step_id, future in enumerate(futures):
+                assert future.result() == expected_result(toy_plan(step_id), 2)
+
     @pytest.mark.parametrize("at", ["create", "load"])
     def test_start_raises_what_the_last_rank_raised(self, at: Any) -> None:
         """The error has its type and message."""
@@ -278,6 +297,20 @@ class ProcessExecutorSuite(ExecutorSuite):
                 executor.call("ping")
         with self.started() as anew:
             assert anew.execute(toy_plan(0)).result() == expected_result(toy_plan(0), self.num_ranks)
+
+    def test_a_stage_that_is_killed_is_named(self, fifo: Path) -> None:
+        """And not the one behind it, which waits for its states."""
+        fault = Fault("other", 1, "hang", announce=fifo)
+        with self.started(ToySpec(faults=(fault,), passes_on=True, num_threads=1), self.two_stages) as executor:
+            victim = 1 - _answering_rank(executor)
+            executor.execute(toy_plan(0)).result()
+            futures = [executor.execute(toy_plan(step_id)) for step_id in (1, 2, 3)]
+            os.kill(int(fifo.read_text()), signal.SIGKILL)
+            for future in futures:
+                error = future.exception(timeout=60)
+                assert isinstance(error, WorkerError)
+                assert error.rank == victim
+                assert "SIGKILL" in str(error)
 
     def test_a_rank_that_exits_is_named(self) -> None:
         """The error names the rank that exits while another hangs."""

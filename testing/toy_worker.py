@@ -57,6 +57,9 @@ class ToySpec:
     faults: tuple[Fault, ...] = ()
     all_reduce: bool = False
     """Each step sums over all ranks with torch.distributed, as tensor parallelism does."""
+    passes_on: bool = False
+    """Each step sums over the ranks of one tensor rank, from stage to stage, as pipeline parallelism does. A stage that
+    gets the sum of another step raises RuntimeError."""
     step_seconds: float = 0.0
     """How long a step takes, in which other threads run."""
     journal: Path | None = None
@@ -80,7 +83,8 @@ class ToyWorker:
         self._inside = threading.Lock()
         self._note("create")
         self._meet("create")
-        if spec.all_reduce and placement.layout.num_ranks > 1:
+        self._has_group = (spec.all_reduce or spec.passes_on) and placement.layout.num_ranks > 1
+        if self._has_group:
             import torch.distributed as dist
 
             backend = "gloo" if placement.device == "cpu" else "nccl"
@@ -103,7 +107,9 @@ class ToyWorker:
                 time.sleep(self._spec.step_seconds)
             self._meet(plan.step_id)
             self._steps.append(plan.step_id)
-            result = toy_result(plan, self._sum_over_ranks(self._placement.position + 1))
+            number = self._placement.position + 1
+            total = self._pass_on(plan.step_id, number) if self._spec.passes_on else self._sum_over_ranks(number)
+            result = toy_result(plan, total)
             return result if self._placement.answers else StepResult(plan.step_id, [])
 
     def submit(self, plan: StepPlan) -> ToyStep:
@@ -168,7 +174,7 @@ class ToyWorker:
             return
         self._closed = True
         self._note("close")
-        if self._spec.all_reduce and self._placement.layout.num_ranks > 1:
+        if self._has_group:
             import torch.distributed as dist
 
             if dist.is_initialized():
@@ -198,6 +204,22 @@ class ToyWorker:
         tensor: torch.Tensor = torch.tensor([number], device=self._placement.device)
         dist.all_reduce(tensor)
         return int(tensor.item())
+
+    def _pass_on(self, step_id: int, number: int) -> int:
+        import torch
+        import torch.distributed as dist
+
+        placement = self._placement
+        message: torch.Tensor = torch.tensor([step_id, 0], device=placement.device)
+        if placement.stage > 0:
+            dist.recv(message, src=placement.position - placement.tensor_parallel)
+        received, before = message.tolist()
+        if received != step_id:
+            raise RuntimeError(f"step {step_id} on stage {placement.stage}, and the stage before it runs {received}")
+        if placement.stage < placement.num_stages - 1:
+            message[1] += number
+            dist.send(message, dst=placement.position + placement.tensor_parallel)
+        return int(before) + number
 
     def _meet(self, moment: str | int) -> None:
         for fault in self._spec.faults:

@@ -19,7 +19,8 @@ _STACK_S = 2.0
 _SERVER = "processes/worker.py"
 _OUTERMOST = ("<module>", "_run_module_as_main")
 """Frames of the main thread of a script, or of `python -m`."""
-_PEERS = "/torch/distributed/"
+_PEERS = ("/torch/distributed/", "/worker/stage_link.py")
+"""Files whose code waits for other ranks: in a collective, or until the next pipeline stage takes what was sent."""
 _FRAME = re.compile(r'File "(.+)", line (\d+) in (.+)')
 
 
@@ -59,8 +60,9 @@ class Sighting:
 
     @property
     def waits_for_peers(self) -> bool:
-        """Whether the worker is in a collective, so that it waits for other ranks itself."""
-        return any(_PEERS in frame for frame in self.stack)
+        """Whether the worker is in a collective, or exchanges states with another stage: it waits for other ranks
+        itself."""
+        return any(path in frame for frame in self.stack for path in _PEERS)
 
     def __str__(self) -> str:
         state = "is stopped (by SIGSTOP or a debugger), " if self.is_stopped else ""

@@ -362,7 +362,7 @@ def test_a_script_from_standard_input_needs_no_shutdown(tmp_path: Path) -> None:
     [
         (ExecutorNeed("cuda", tensor_parallel=2), "torch sees 1"),
         (ExecutorNeed("mps"), "not on mps"),
-        (ExecutorNeed("cpu", pipeline_parallel=2), "pipeline_parallel up to 1, not 2"),
+        (ExecutorNeed("cuda", 2, 2), "tensor_parallel=2 in each of 2 pipeline stages needs 4 GPUs, and torch sees 1"),
     ],
 )
 def test_refusals_say_why(need: ExecutorNeed, reason: str) -> None:
