@@ -56,23 +56,23 @@ class ExecutorSuite(PluginSuite):
             self.device_type, tensor_parallel=self.tensor_parallel, pipeline_parallel=self.pipeline_parallel
         )
 
-    @property
-    def two_stages(self) -> ExecutorNeed:
-        """The need of a config with two pipeline stages of one rank. Skips the test where the executor runs none."""
+    def with_two_stages(self) -> ExecutorSuite:
+        """This suite, for two pipeline stages of one rank. Skips the test where the executor runs none."""
         most = self.plugin.capabilities.pipeline_parallel
         if most is not None and most < 2:
             pytest.skip("it runs no pipeline stages")
-        return replace(self.need, tensor_parallel=1, pipeline_parallel=2)
+        staged: ExecutorSuite = type("Staged", (type(self),), {"tensor_parallel": 1, "pipeline_parallel": 2})()
+        return staged
 
-    def create(self, spec: ToySpec | None = None, need: ExecutorNeed | None = None) -> Executor:
+    def create(self, spec: ToySpec | None = None) -> Executor:
         """An executor over toy workers, not started."""
         options = self.plugin.Options.model_validate(dict(self.options))
-        return self.plugin(options, spec or ToySpec(), need or self.need)
+        return self.plugin(options, spec or ToySpec(), self.need)
 
     @contextmanager
-    def started(self, spec: ToySpec | None = None, need: ExecutorNeed | None = None) -> Iterator[Executor]:
+    def started(self, spec: ToySpec | None = None) -> Iterator[Executor]:
         """An executor that runs, and is shut down in any case."""
-        executor = self.create(spec) if need is None else self.create(spec, need)
+        executor = self.create(spec)
         try:
             executor.start()
             yield executor
@@ -193,7 +193,7 @@ class ExecutorSuite(PluginSuite):
     def test_stages_pass_on_what_they_computed(self) -> None:
         """Of two pipeline stages, over the process group of both, while one plan more than there are stages is in
         flight. Each stage runs the plans in the same order; the last one answers."""
-        with self.started(ToySpec(passes_on=True, num_threads=1), self.two_stages) as executor:
+        with self.with_two_stages().started(ToySpec(passes_on=True, num_threads=1)) as executor:
             placements: list[Placement] = executor.call("placement")
             assert sorted(placement.stage for placement in placements) == [0, 1]
             assert [placement.answers for placement in placements] == [placement.stage == 1 for placement in placements]
@@ -301,7 +301,8 @@ class ProcessExecutorSuite(ExecutorSuite):
     def test_a_stage_that_is_killed_is_named(self, fifo: Path) -> None:
         """And not the one behind it, which waits for its states."""
         fault = Fault("other", 1, "hang", announce=fifo)
-        with self.started(ToySpec(faults=(fault,), passes_on=True, num_threads=1), self.two_stages) as executor:
+        spec = ToySpec(faults=(fault,), passes_on=True, num_threads=1)
+        with self.with_two_stages().started(spec) as executor:
             victim = 1 - _answering_rank(executor)
             executor.execute(toy_plan(0)).result()
             futures = [executor.execute(toy_plan(step_id)) for step_id in (1, 2, 3)]

@@ -57,13 +57,13 @@ class ToySpec:
     faults: tuple[Fault, ...] = ()
     all_reduce: bool = False
     """Each step sums over all ranks with torch.distributed, as tensor parallelism does."""
-    passes_on: bool = False
-    """Each step sums over the ranks of one tensor rank, from stage to stage, as pipeline parallelism does. A stage that
-    gets the sum of another step raises RuntimeError."""
     step_seconds: float = 0.0
     """How long a step takes, in which other threads run."""
     journal: Path | None = None
     """A folder where each rank writes down what is asked of it, a word a line, in a file of its number."""
+    passes_on: bool = False
+    """Each step sums over the ranks of one tensor rank, from stage to stage, as pipeline parallelism does. A stage that
+    gets the sum of another step raises RuntimeError."""
 
     def create(self, placement: Placement) -> ToyWorker:
         """The worker of one rank."""

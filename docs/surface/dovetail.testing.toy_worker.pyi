@@ -22,6 +22,7 @@ class ToySpec:
     all_reduce: bool = False
     step_seconds: float = 0.0
     journal: Path | None = None
+    passes_on: bool = False
     def create(self, placement: Placement) -> ToyWorker: ...
 
 
