@@ -396,7 +396,7 @@ def test_only_equal_pages_adapters_and_salts_share_blocks():
         for adapter in (None, "None", "a")
         for salt in (None, "None", "a")
     ]
-    assert len(set(seeds)) == len(seeds) == 90
+    assert len(set(seeds)) == len(seeds) == len(identities) * 9
     assert prefix_seed(replace(PAGES), None, "a") == prefix_seed(PAGES, None, "a")
 
 
