@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from statistics import NormalDist
 from typing import Any, ClassVar
 
@@ -231,6 +232,7 @@ def two_token_counts(
     first = np.array([0.5, 0.3, 0.15, 0.05])
     second = np.array([[0.1, 0.2, 0.3, 0.4], [0.7, 0.1, 0.1, 0.1], [0.25, 0.25, 0.5, 0.0], [0.4, 0.4, 0.1, 0.1]])
     requests = []
+    sampling = SamplingParams()
     for _ in range(num_rounds):
         token_ids, probs = _draw_draft(parents, random, has_probs=has_probs)
         rows = [first]
@@ -238,13 +240,13 @@ def two_token_counts(
             # Below depth 1 any distribution will do, as the third token is not looked at.
             rows.append(second[token] if parents[node] < 0 else first)
         draft = Draft(token_ids, list(parents), torch.from_numpy(probs).float() if has_probs else None)
-        requests.append(verify_request(draft, torch.from_numpy(np.array(rows)).float(), random, SamplingParams()))
+        requests.append(verify_request(draft, torch.from_numpy(np.array(rows)).float(), random, sampling))
     counts = np.zeros((4, 4), dtype=np.int64)
     for request, verdict in zip(requests, rule.verify(requests), strict=True):
         check_path(request.draft, verdict)
         tokens = [*(request.draft.token_ids[node] for node in verdict.accepted), verdict.next_token_id]
         if len(tokens) == 1:
-            tokens.append(int(random.choice(4, p=second[tokens[0]])))
+            tokens.append(_drawn(second[tokens[0]], random))
         counts[tokens[0], tokens[1]] += 1
     return counts.ravel(), (first[:, None] * second * num_rounds).ravel()
 
@@ -256,13 +258,28 @@ def _draw_draft(
     token_ids: list[int] = []
     probs = np.zeros((len(parents), 4))
     for node, parent in enumerate(parents):
-        elder = [token_ids[other] for other in range(node) if parents[other] == parent]
-        q = np.array([0.2, 0.2, 0.25, 0.35])
-        q[elder] = 0
-        probs[node] = q / q.sum()
-        left = [token for token in range(4) if token not in elder]
-        token_ids.append(int(random.choice(4, p=probs[node])) if has_probs else left[(node + parent + 1) % len(left)])
+        elder = tuple(token_ids[other] for other in range(node) if parents[other] == parent)
+        probs[node] = _without(elder)
+        if has_probs:
+            token_ids.append(_drawn(probs[node], random))
+        else:
+            left = [token for token in range(4) if token not in elder]
+            token_ids.append(left[(node + parent + 1) % len(left)])
     return token_ids, probs
+
+
+@cache
+def _without(elder: tuple[int, ...]) -> NDArray[np.float64]:
+    """What drafts are drawn from, after these siblings."""
+    q = np.array([0.2, 0.2, 0.25, 0.35])
+    q[list(elder)] = 0
+    return q / q.sum()
+
+
+def _drawn(probs: NDArray[np.float64], random: np.random.Generator) -> int:
+    """As `random.choice` draws, without its checks, which take longer than anything else here."""
+    ends = probs.cumsum()
+    return int((ends / ends[-1]).searchsorted(random.random(), side="right"))
 
 
 def verify_request(
