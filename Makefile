@@ -41,7 +41,9 @@ test: $(VENV)/.dev
 	$(MAKE) -j 2 check wheel-smoke
 	$(PYTEST)
 
-test-nightly: $(VENV)/.dev wheel-outsiders wheel-examples
+# Both environments at once: each is tried by one process at a time.
+test-nightly: $(VENV)/.dev
+	$(MAKE) -j 2 wheel-outsiders wheel-examples
 	$(PYTEST) -m nightly
 
 # In no other target: `make test` runs each kernel once, and all cases take longer than all of its tests.
