@@ -320,6 +320,7 @@ def _many(count: int) -> list[str]:
     return [f"value {index}" for index in range(count)]
 
 
+@cache
 def bombs() -> dict[str, GrammarSpec]:
     """Specs on which a compiler, or the matcher behind it, may spend more than anybody has."""
     schemas: dict[str, Any] = {
