@@ -109,7 +109,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     return directory, twin
 
 
-SAMPLED = SamplingParams(temperature=1.0, max_tokens=8, ignore_eos=True)
+SAMPLED = SamplingParams(temperature=1.0, ignore_eos=True)
 EDITED = replace(
     SAMPLED,
     repetition_penalty=1.2,
@@ -196,6 +196,8 @@ def p_value(
     directory, twin = model
     # Disjoint support needs tokens that the target cannot give.
     params = replace(params, top_k=3) if kind == "disjoint" else params
+    # The round that is looked at is the last: there must be space for all its nodes, and for the token after them.
+    params = replace(params, max_tokens=len(parents) + 2)
     probs = table(twin, params)
     path = directory / "table.json"
     path.write_text(json.dumps([[list(map(int, prefix)), list(p)] for prefix, p in probs.items()]))

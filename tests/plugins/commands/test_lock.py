@@ -7,11 +7,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from typer.testing import CliRunner
 
-from dovetail.contracts.errors import ConfigError
+from dovetail.contracts.errors import ConfigError, DovetailError
 from dovetail.plugins.commands.lock import LockCommand
 from dovetail.testing.local_plugins import write_distribution
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
@@ -35,6 +36,28 @@ def folder(tmp_path: Path) -> Path:
     }
     (tmp_path / "engine.json").write_text(json.dumps(config))
     return tmp_path
+
+
+class Answer(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def lock(folder: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Answer:
+    """What `run(folder, "lock", ...)` gives, in this process; what it imports of the folder does not stay."""
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(folder)
+        patch.chdir(folder)
+        before = set(sys.modules)
+        result = CliRunner().invoke(LockCommand().app(), arguments)
+        for name in set(sys.modules) - before:
+            file = getattr(sys.modules[name], "__file__", None)
+            if file is not None and Path(file).is_relative_to(folder):
+                del sys.modules[name]
+    if isinstance(result.exception, DovetailError):  # as `main` ends
+        return Answer(2, result.stdout, str(result.exception))
+    return Answer(result.exit_code, result.stdout, result.stderr)
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -92,37 +115,37 @@ def test_values_that_differ_are_told_and_count_where_asked_for(folder, monkeypat
         assert isinstance(CliRunner().invoke(LockCommand().app(), refused).exception, ConfigError)
 
 
-def test_two_questions_at_once_and_a_lock_that_is_not_there_are_refused(folder):
-    both = run(folder, "lock", "--check", "a.lock", "--diff", "a.lock", "b.lock")
+def test_two_questions_at_once_and_a_lock_that_is_not_there_are_refused(folder, monkeypatch):
+    both = lock(folder, monkeypatch, "--check", "a.lock", "--diff", "a.lock", "b.lock")
     assert (both.returncode, "ask one" in both.stderr) == (2, True)
-    absent = run(folder, "lock", "--check", "a.lock")
+    absent = lock(folder, monkeypatch, "--check", "a.lock")
     assert (absent.returncode, "a.lock does not exist" in absent.stderr) == (2, True)
 
 
-def test_a_config_is_not_overwritten_and_an_older_lock_is(folder):
+def test_a_config_is_not_overwritten_and_an_older_lock_is(folder, monkeypatch):
     before = (folder / "engine.json").read_bytes()
-    refused = run(folder, "lock", "engine.json", "--out", "engine.json")
+    refused = lock(folder, monkeypatch, "engine.json", "--out", "engine.json")
     assert (refused.returncode, "exists and is no lock" in refused.stderr) == (2, True)
     assert (folder / "engine.json").read_bytes() == before
-    assert [run(folder, "lock", "engine.json").returncode for _ in range(2)] == [0, 0]
+    assert [lock(folder, monkeypatch, "engine.json").returncode for _ in range(2)] == [0, 0]
 
 
-def test_local_parts_are_compared_without_a_config_where_they_are_found(folder):
+def test_local_parts_are_compared_without_a_config_where_they_are_found(folder, monkeypatch):
     (folder / "parts").mkdir()
     (folder / "parts" / "near.py").write_text(SINK)
     (folder / "far.py").write_text(SINK)
     config = json.loads((folder / "engine.json").read_text()) | {"telemetry": ["./parts/near.py:Sink", "far:Sink"]}
     (folder / "engine.json").write_text(json.dumps(config))
-    assert run(folder, "lock", "engine.json").returncode == 0
-    equal = run(folder, "lock", "--check", "dovetail.lock")
+    assert lock(folder, monkeypatch, "engine.json").returncode == 0
+    equal = lock(folder, monkeypatch, "--check", "dovetail.lock")
     assert (equal.returncode, "; 1 model not compared" in equal.stdout) == (0, True)
 
     for index, name in enumerate(["parts/near.py", "far.py"]):
         (folder / name).write_text(f"{SINK}# edited\n")
-        edited = run(folder, "lock", "--check", "dovetail.lock")
+        edited = lock(folder, monkeypatch, "--check", "dovetail.lock")
         expected = f"part telemetry.{index}: other files: {Path(name).name}\nnot equal\n"
         assert (edited.returncode, edited.stdout) == (1, expected)
         (folder / name).unlink()
-        gone = run(folder, "lock", "--check", "dovetail.lock")
+        gone = lock(folder, monkeypatch, "--check", "dovetail.lock")
         parts = "1 part" if index == 0 else "2 parts"
         assert (gone.returncode, f"; {parts} and 1 model not compared: name the config" in gone.stdout) == (0, True)
