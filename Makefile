@@ -132,6 +132,7 @@ docs: $(VENV)/.dev
 	$(BIN)/python -m dovetail.vllm.settings_doc docs/from-vllm.md
 	$(BIN)/python scripts/compatibility.py --write docs/compatibility.md
 	$(BIN)/python scripts/fault_table.py --write docs/conformance-faults.md
+	$(BIN)/python scripts/parallel_pairs.py --write docs/parallel-pairs.md
 
 # The suites of the bundled plugins and no other test, those that take long included, for the page on compatibility.
 conformance: $(VENV)/.dev
