@@ -88,6 +88,12 @@ class OutputReader:
             raise RequestError(f"request {self.request_id} failed: {output.error}")
         return output
 
+    def fail(self, error: Exception) -> None:
+        """Aborts the request, and ends the stream with an error, behind what nobody read yet."""
+        self._close(self._stream)
+        if self._stream.put(error):
+            self._stream.wake()
+
     def close(self) -> None:
         """Aborts the request, unless its last output was read. Idempotent."""
         if not self._is_over:

@@ -30,6 +30,7 @@ from dovetail.engine.remote.client import RemoteEngine
 from dovetail.engine.remote.prefix_facts import PrefixFacts
 from dovetail.engine.replicas.exposition import labelled
 from dovetail.engine.replicas.routing import Routing
+from dovetail.engine.replicas.silence import watch_answers
 from dovetail.engine.replicas.stream import RoutedStream
 
 logger = logging.getLogger(__name__)
@@ -70,6 +71,11 @@ class ReplicatedEngine:
         for index in range(len(self._replicas)):
             self._routing.came_up(index)
         self._watches = [asyncio.create_task(self._watch(index)) for index in range(len(self._replicas))]
+        for index, replica in enumerate(self._replicas):
+            has_requests = partial(self._routing.has_requests, index)
+            self._watches.append(
+                asyncio.create_task(watch_answers(replica, has_requests, partial(self._note_silence, index)))
+            )
 
     @classmethod
     async def connect(
@@ -135,7 +141,8 @@ class ReplicatedEngine:
         except BaseException:
             self.note_end(request_id)
             raise
-        return RoutedStream(request_id, replica, stream, self)
+        placed.stream = RoutedStream(request_id, replica, stream, self)
+        return placed.stream
 
     async def generate(
         self,
@@ -366,10 +373,15 @@ class ReplicatedEngine:
         return await self._any().weights()
 
     async def metrics(self) -> Exposition:
-        """See `EngineClient.metrics`; each sample has the label `engine`, the index of its replica."""
-        indices = [index for index, replica in enumerate(self._replicas) if replica.is_running]
-        pages = await self._all(lambda replica: replica.metrics())
-        return labelled(dict(zip(indices, pages, strict=True)))
+        """See `EngineClient.metrics`; each sample has the label `engine`, the index of its replica. Those of replicas
+        that do not answer are left out."""
+        self._running()
+        asked = [index for index, state in enumerate(self._routing.states) if state.is_up]
+        pages = await asyncio.gather(*(self._replicas[index].metrics() for index in asked), return_exceptions=True)
+        found = {index: page for index, page in zip(asked, pages, strict=True) if isinstance(page, Exposition)}
+        if not found:
+            raise next((page for page in pages if isinstance(page, BaseException)), WorkerError("no replica answers"))
+        return labelled(found)
 
     async def check_health(self) -> None:
         """Returns where some replica answers; raises `WorkerError` with what ails each of them."""
@@ -394,7 +406,10 @@ class ReplicatedEngine:
         await self.close()
 
     def _any(self) -> RemoteEngine:
-        return self._running()[0]
+        """One that runs, and answers if any does."""
+        running = self._running()
+        up = (replica for replica, state in zip(self._replicas, self._routing.states, strict=True) if state.is_up)
+        return next(up, running[0])
 
     def _running(self) -> list[RemoteEngine]:
         """Raises `WorkerError` where there is none."""
@@ -423,6 +438,22 @@ class ReplicatedEngine:
         for index, replica in enumerate(self._replicas):
             if not replica.is_running:
                 self._routing.went_down(index)
+
+    def _note_silence(self, index: int, error: WorkerError | None) -> None:
+        """A replica does not answer: it gets no requests, and those of which nothing was read move, if another replica
+        can take them. None: it answers again."""
+        self._routing.set_silent(index, error is not None)
+        name = self._names[index]
+        if error is None:
+            logger.info("%s answers again", name)
+            return
+        logger.error("%s does not answer: %s", name, error)
+        if not self.is_running:
+            return
+        for request_id in self._routing.requests_of(index):
+            stream = self._requests[request_id].stream
+            if stream is not None and not stream.has_output and stream.num_moves < self._retries:
+                stream.interrupt(error)
 
     async def _watch(self, index: int) -> None:
         replica = self._replicas[index]
@@ -491,6 +522,8 @@ class _Placed:
         self.processed = processed
         self.fields = fields
         self.replica: int | None = None
+        self.stream: RoutedStream | None = None
+        """None until a replica has it."""
         num_prompt_tokens = len(processed.token_ids)
         self.routed = RoutedRequest(
             request_id=request_id,

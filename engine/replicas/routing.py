@@ -23,6 +23,8 @@ class _Load:
 
     name: str
     is_up: bool = False
+    is_silent: bool = False
+    """Its process is there, and does not answer."""
     waiting: dict[str, int] = field(default_factory=dict)
     """By request id, prompt tokens of requests whose first output has not come."""
     running: dict[str, int] = field(default_factory=dict)
@@ -32,7 +34,7 @@ class _Load:
         return ReplicaState(
             index=index,
             name=self.name,
-            is_up=self.is_up and index not in excluded,
+            is_up=self.is_up and not self.is_silent and index not in excluded,
             num_waiting=len(self.waiting),
             num_running=len(self.running),
             waiting_prompt_tokens=sum(self.waiting.values()),
@@ -107,6 +109,18 @@ class Routing:
     def came_up(self, index: int) -> None:
         """A replica takes requests; it has no blocks."""
         self._loads[index].is_up = True
+
+    def set_silent(self, index: int, is_silent: bool) -> None:
+        """A replica does not answer, and gets no requests; or it answers again, and has what it had."""
+        self._loads[index].is_silent = is_silent
+
+    def has_requests(self, index: int) -> bool:
+        """Whether a replica has any."""
+        return bool(self._loads[index].waiting or self._loads[index].running)
+
+    def requests_of(self, index: int) -> list[str]:
+        """Ids of the requests that a replica has."""
+        return [*self._loads[index].waiting, *self._loads[index].running]
 
     def went_down(self, index: int) -> None:
         """A replica died, with its requests and its blocks. Idempotent."""

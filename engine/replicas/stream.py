@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from dovetail.contracts.engine_client import RequestStream
 from dovetail.contracts.errors import WorkerError
 from dovetail.contracts.outputs import RequestOutput
+from dovetail.engine.output_stream import OutputReader
 
 
 class Mover(Protocol):
     """Who places requests."""
 
-    async def place_again(self, stream: RoutedStream, error: WorkerError) -> tuple[int, RequestStream]:
+    async def place_again(self, stream: RoutedStream, error: WorkerError) -> tuple[int, OutputReader]:
         """Another replica for a request of which nothing was read, and its stream there. Raises `WorkerError`."""
 
     def note_output(self, request_id: str) -> None:
@@ -30,7 +30,7 @@ class RoutedStream:
     """A `RequestStream` over replicas. A request whose replica dies before its first output goes to another one; the
     reader does not notice."""
 
-    def __init__(self, request_id: str, replica: int, stream: RequestStream, mover: Mover):
+    def __init__(self, request_id: str, replica: int, stream: OutputReader, mover: Mover):
         self.request_id = request_id
         self.replica = replica
         """The one that has the request."""
@@ -45,6 +45,11 @@ class RoutedStream:
     def has_output(self) -> bool:
         """Whether something of the request was read: from then on it cannot move."""
         return self._has_output
+
+    def interrupt(self, error: WorkerError) -> None:
+        """Has the request move where nothing of it was read: its replica does not answer."""
+        if not self._has_output and not self._is_over:
+            self._stream.fail(error)
 
     def __aiter__(self) -> AsyncIterator[RequestOutput]:
         return self._outputs()

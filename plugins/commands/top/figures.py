@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dovetail.plugins.commands.top.scrape import NOTHING, Labels, Snapshot
 
@@ -38,6 +38,16 @@ class Acceptance:
 
 
 @dataclass(frozen=True)
+class EngineLoad:
+    """What one engine of several has now."""
+
+    running: int
+    waiting: int
+    kv_usage: float | None
+    """0 to 1."""
+
+
+@dataclass(frozen=True)
 class Load:
     """What holds now."""
 
@@ -47,6 +57,8 @@ class Load:
     """0 to 1, the mean of the engines."""
     sinks_off: tuple[str, ...]
     """Telemetry sinks that raised."""
+    engines: Mapping[str, EngineLoad] = field(default_factory=dict)
+    """By the label `engine`, where there are several: replicas that run."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +92,28 @@ def load_of(now: Snapshot) -> Load:
         waiting=int(sum(now.of("vllm:num_requests_waiting").values())),
         kv_usage=sum(usages) / len(usages) if usages else None,
         sinks_off=tuple(sorted(dict(labels).get("sink", "") for labels, is_on in sinks.items() if not is_on)),
+        engines=_engines(now),
     )
+
+
+def _engines(now: Snapshot) -> dict[str, EngineLoad]:
+    running = _by_engine(now, "vllm:num_requests_running")
+    if len(running) < 2:
+        return {}
+    waiting = _by_engine(now, "vllm:num_requests_waiting")
+    usages = _by_engine(now, "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
+    # "10" comes behind "9".
+    return {
+        engine: EngineLoad(int(running[engine]), int(waiting.get(engine, 0)), usages.get(engine))
+        for engine in sorted(running, key=lambda name: (len(name), name))
+    }
+
+
+def _by_engine(now: Snapshot, *names: str) -> dict[str, float]:
+    found: defaultdict[str, float] = defaultdict(float)
+    for labels, value in now.of(*names).items():
+        found[dict(labels).get("engine", "")] += value
+    return dict(found)
 
 
 def figures_between(before: Snapshot, after: Snapshot) -> Figures:

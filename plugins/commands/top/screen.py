@@ -28,6 +28,9 @@ def table_of(url: str, load: Load, recent: Figures, total: Figures, trouble: str
     usage = "" if load.kv_usage is None else f"{load.kv_usage:.1%}"
     for name, value in (("running", load.running), ("waiting", load.waiting), ("KV cache in use", usage)):
         table.add_row(name, str(value), "")
+    for engine, has in load.engines.items():
+        used = "" if has.kv_usage is None else f", {has.kv_usage:.1%} of KV cache"
+        table.add_row(Text(f"replica {engine}"), f"{has.running} running, {has.waiting} waiting{used}", "")
     for sink in load.sinks_off:
         table.add_row(Text(f"telemetry sink {sink}"), Text("off: it raised", style="bold red"), "")
     table.add_section()

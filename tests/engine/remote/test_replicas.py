@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -17,8 +19,10 @@ from dovetail.contracts.errors import RequestError, WorkerError
 from dovetail.contracts.lora import LoRARequest
 from dovetail.contracts.router import AllBlocksCleared, BlocksRemoved, BlocksStored, CacheEvent, Router, RouterSetup
 from dovetail.contracts.telemetry import Exposition
+from dovetail.engine.remote import client as client_module
 from dovetail.engine.remote.client import RemoteEngine
 from dovetail.engine.remote.engine_process import EngineProcess
+from dovetail.engine.replicas import silence
 from dovetail.engine.replicas.engine import ReplicatedEngine
 from dovetail.engine.replicas.exposition import labelled
 from dovetail.plugins.routers.prefix_aware import PrefixAware, PrefixAwareOptions
@@ -220,6 +224,39 @@ def test_requests_of_a_replica_that_dies_go_to_another_or_fail_by_name(
         first.wait()
         second.wait()
         asyncio.run(main([first, second]))
+
+
+def test_a_replica_that_does_not_answer_gets_no_requests_until_it_does(
+    engine_process: EngineProcess, pair: tuple[str, str], local_engine: AsyncLLMEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests of which nothing was read move meanwhile."""
+    monkeypatch.setattr(silence, "WATCH_S", 0.02)
+
+    async def main() -> None:
+        async with replicas(pair, round_robin) as engine:
+            await engine.pause("keep")
+            waiting = [await engine.submit(text, GREEDY) for text in TEXTS]
+            assert {stream.replica for stream in waiting} == {0, 1}
+            results = [asyncio.ensure_future(last_of(aiter(stream))) for stream in waiting]
+            os.kill(engine_process.pid, signal.SIGSTOP)
+            try:
+                monkeypatch.setattr(client_module, "HEALTH_S", 0.2)
+                while any(stream.replica == 0 for stream in waiting):
+                    await asyncio.sleep(0.01)
+                assert [state.is_up for state in engine.states] == [False, True]
+                other = await engine.submit("x", GREEDY)
+                assert other.replica == 1
+                other.close()
+            finally:
+                os.kill(engine_process.pid, signal.SIGCONT)
+            monkeypatch.setattr(client_module, "HEALTH_S", 60.0)
+            while not engine.states[0].is_up:
+                await asyncio.sleep(0.01)
+            await engine.resume()
+            found = [(await result).outputs[0].token_ids for result in results]
+            assert found == [await tokens(local_engine, text) for text in TEXTS]
+
+    asyncio.run(main())
 
 
 def test_metrics_of_replicas_are_told_apart() -> None:

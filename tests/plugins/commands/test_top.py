@@ -242,6 +242,20 @@ def test_a_sink_that_was_switched_off_is_shown() -> None:
         assert json.loads(run(address, "--once", "--json"))["now"]["sinks_off"] == ["jsonl"]
 
 
+def test_replicas_are_shown_by_themselves() -> None:
+    text = "".join(
+        f'vllm:num_requests_running{{engine="{engine}"}} {running}\n'
+        f'vllm:num_requests_waiting{{engine="{engine}"}} 2\nvllm:kv_cache_usage_perc{{engine="{engine}"}} 0.25\n'
+        for engine, running in ((10, 5), (9, 3))
+    )
+    with serving(lambda: (200, "text/plain", text.encode())) as address:
+        shown = run(address, "--once")
+        assert shown.index("3 running, 2 waiting, 25.0% of KV cache") < shown.index("5 running, 2 waiting")
+        now = json.loads(run(address, "--once", "--json"))["now"]
+        assert now["engines"]["9"] == {"running": 3, "waiting": 2, "kv_usage": 0.25}
+        assert now["running"] == 8
+
+
 def test_without_a_terminal_it_prints_again_and_again() -> None:
     """Until the server is gone, here."""
     answers: list[Any] = [(200, "text/plain", VLLM.encode())] * 3 + [(500, "text/plain", b"")]
