@@ -66,16 +66,16 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)
 
 
-def test_a_lock_is_written_checked_compared_and_kept_to(folder):
+def test_a_lock_is_written_checked_compared_and_kept_to(folder, monkeypatch):
     written = run(folder, "lock", "engine.json")
     assert written.returncode == 0, written.stderr
     assert (folder / "dovetail.lock").is_file()
     limited = "equal, as far as distributions and hooks go; 1 model not compared: name the config\n"
-    assert run(folder, "lock", "--check", "dovetail.lock").stdout == limited
-    assert run(folder, "lock", "--check", "dovetail.lock", "engine.json").stdout == "equal\n"
+    assert lock(folder, monkeypatch, "--check", "dovetail.lock").stdout == limited
+    assert lock(folder, monkeypatch, "--check", "dovetail.lock", "engine.json").stdout == "equal\n"
 
     (folder / "acme_sink.py").write_text(f"{SINK}# edited\n")
-    checked = run(folder, "lock", "--check", "dovetail.lock", "--json")
+    checked = lock(folder, monkeypatch, "--check", "dovetail.lock", "--json")
     assert checked.returncode == 1
     answer = json.loads(checked.stdout)
     assert (answer["equal"], answer["differences"][0]["subject"]) == (False, "distribution acme")
@@ -84,12 +84,12 @@ def test_a_lock_is_written_checked_compared_and_kept_to(folder):
     assert refused.returncode == 2
     assert "other files: acme_sink.py" in refused.stderr
 
-    assert run(folder, "lock", "engine.json", "--out", "new.lock", "--lock", "dovetail.lock").returncode == 0
-    compared = run(folder, "lock", "--diff", "dovetail.lock", "new.lock")
+    assert lock(folder, monkeypatch, "engine.json", "--out", "new.lock", "--lock", "dovetail.lock").returncode == 0
+    compared = lock(folder, monkeypatch, "--diff", "dovetail.lock", "new.lock")
     assert compared.returncode == 1
     expected = "distribution acme: the same version 1.0, and other files: acme_sink.py\nnot equal\n"
     assert compared.stdout == expected
-    assert run(folder, "lock", "--diff", "new.lock", "new.lock").stdout == "equal\n"
+    assert lock(folder, monkeypatch, "--diff", "new.lock", "new.lock").stdout == "equal\n"
 
 
 def test_values_that_differ_are_told_and_count_where_asked_for(folder, monkeypatch):
