@@ -62,5 +62,5 @@ __all__ = [
     "write_manifest",
 ]
 
-VERSION = ContractVersion(1, 7)
+VERSION = ContractVersion(1, 8)
 """Version of this package's public modules, shared by all of them."""

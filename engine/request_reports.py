@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 
-from dovetail.contracts.engine_client import RequestReport
+from dovetail.contracts.engine_client import RequestReport, RequestReports
 from dovetail.contracts.telemetry import GrammarStats, RequestStats
 from dovetail.engine.request_table import RequestEntry
 
@@ -48,6 +49,15 @@ def live_report(entry: RequestEntry) -> RequestReport:
     runs."""
     stats = request_stats(entry)
     return RequestReport(state=_state(entry), stats=stats)
+
+
+def reports_of(request_id: str, entries: Iterable[RequestEntry], ended: EndedRequests) -> RequestReports:
+    """What is known of a request and its parts: of those that run, `entries`, and those that ended."""
+    live = [live_report(entry) for entry in entries if is_part_of(entry.request_id, request_id)]
+    found = ended.find(request_id)
+    ids = {report.stats.request_id for report in found}  # some may have ended since the line before
+    running = [report for report in live if report.stats.request_id not in ids and report.state != "finished"]
+    return RequestReports(requests=(*running, *found), num_kept=ended.most)
 
 
 def _state(entry: RequestEntry) -> str:

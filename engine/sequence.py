@@ -35,6 +35,7 @@ class Sequence(RequestState):
         "_is_asked_to_hold",
         "_is_paused",
         "_waits_for_adapter",
+        "_waits_for_blocks",
         "_waits_for_grammar",
         "adapter",
         "block_hashes",
@@ -121,7 +122,8 @@ class Sequence(RequestState):
         """Keep the blocks when the sequence ends, for sequences that will be forked from it."""
         self.adapter = adapter
         """What is added to the weights; None: nothing, or what `wait_for_adapter` waits for."""
-        self._is_asked_to_hold = self._is_paused = self._waits_for_grammar = self._waits_for_adapter = False
+        self._is_asked_to_hold = self._is_paused = False
+        self._waits_for_grammar = self._waits_for_adapter = self._waits_for_blocks = False
 
     def _start_blocks(self, fork_parent: Sequence | None) -> None:
         self.fork_parent = fork_parent
@@ -148,6 +150,11 @@ class Sequence(RequestState):
     def wait_for_grammar(self, waits: bool) -> None:
         """The sequence is held while its grammar is compiled, whatever was asked."""
         self._waits_for_grammar = waits
+        self._settle_hold()
+
+    def wait_for_blocks(self, waits: bool) -> None:
+        """The sequence is held while a connector loads blocks of its prompt, whatever was asked."""
+        self._waits_for_blocks = waits
         self._settle_hold()
 
     def wait_for_adapter(self) -> None:
@@ -185,7 +192,8 @@ class Sequence(RequestState):
     @property
     def is_stopped(self) -> bool:
         """Whether it is held for another reason than that others have their turn."""
-        return self._is_asked_to_hold or self._is_paused or self._waits_for_grammar or self._waits_for_adapter
+        waits = self._waits_for_grammar or self._waits_for_adapter or self._waits_for_blocks
+        return waits or self._is_asked_to_hold or self._is_paused
 
     @property
     def is_paused(self) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from numbers import Integral
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from dovetail.config.resolved import ResolvedConfig, ResolvedDrafter
 from dovetail.contracts.errors import CapacityError, ConfigError, DovetailError, ModelError, PluginError
 from dovetail.contracts.executor import Executor, ExecutorNeed
 from dovetail.contracts.kv import KVLayout
+from dovetail.contracts.kv_connector import ConnectorSetup, KVConnector
 from dovetail.contracts.logits import LogitsProcessor
 from dovetail.contracts.scheduler import Scheduler
 from dovetail.contracts.speculation import AcceptanceRule
@@ -52,6 +54,8 @@ class EngineParts:
     grammars: GrammarHost
     sinks: list[TelemetrySink]
     hooks: HookCaller
+    create_connector: Callable[[bytes], KVConnector] | None
+    """Creates the KV connector of a namespace; None where the config names none."""
 
 
 _NO_BLOCKS = 2
@@ -146,7 +150,15 @@ def _parts(
         grammars=grammars,
         sinks=[plugins.create(component) for component in config.telemetry],
         hooks=create_hook_caller(Registry.scan()),
+        create_connector=None if config.kv_connector is None else partial(_create_connector, config, plugins),
     )
+
+
+def _create_connector(config: ResolvedConfig, plugins: LoadedPlugins, namespace: bytes) -> KVConnector:
+    assert config.kv_connector is not None
+    setup = ConnectorSetup(namespace=namespace, num_ranks=config.num_ranks, block_size=config.cache.block_size)
+    connector: KVConnector = plugins.create(config.kv_connector.component, setup)
+    return connector
 
 
 def pages_identity(config: ResolvedConfig, layout: KVLayout, weights: WeightsReport) -> PagesIdentity:

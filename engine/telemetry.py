@@ -210,6 +210,8 @@ class Telemetry:
             kv_blocks_total=kv.num_blocks,
             prefix_query_tokens=kv.prefix_query_tokens,
             prefix_hit_tokens=kv.prefix_hit_tokens,
+            external_query_tokens=kv.external_query_tokens,
+            external_hit_tokens=kv.external_hit_tokens,
             weight_version=self._weights.version,
             weight_checksum=self._weights.checksum,
             is_asleep=is_asleep,

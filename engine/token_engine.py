@@ -28,6 +28,7 @@ from dovetail.engine.core import EngineCore
 from dovetail.engine.draft_blocks import draft_blocks
 from dovetail.engine.exclusive_use import ExclusiveUse, exclusive
 from dovetail.engine.experiments import Experiments
+from dovetail.engine.external.connected import NO_CONNECTOR, connect_blocks
 from dovetail.engine.facts import engine_facts
 from dovetail.engine.holds import Holds
 from dovetail.engine.idle_drafters import IdleDrafters
@@ -47,7 +48,7 @@ from dovetail.engine.request_fields import (
     check_salt,
     check_user,
 )
-from dovetail.engine.request_reports import is_part_of, live_report
+from dovetail.engine.request_reports import reports_of
 from dovetail.engine.request_table import RequestEntry, RequestTable
 from dovetail.engine.sequence import Sequence
 from dovetail.engine.setup import EngineParts, allocate_kv, check_block_counts, create_parts
@@ -117,7 +118,9 @@ class TokenEngine:
         self._telemetry.attach(self._core, parts.kv)
         self._telemetry.engine_started(self._holds)
         self._closed = False
+        self.exchange = NO_CONNECTOR
         try:
+            self.exchange = connect_blocks(config, parts, self._weights, self._core, self.regions, self._holds.notify)
             self._adapters.read_configured()
         except BaseException:
             self._close()
@@ -181,6 +184,7 @@ class TokenEngine:
         self.pausing.admit(sequences)
         entry.grammar_wait = self._wait_for_grammar(sequences)
         self._adapters.wait(known, sequences, salt)
+        self.exchange.consider(sequences[0])
         self._telemetry.request_added(entry, self._holds)
         self._idle_memory.work()
         self._holds.notify()
@@ -256,7 +260,8 @@ class TokenEngine:
     def is_runnable(self) -> bool:
         """Whether `step` has something to do: not while all requests are held. May be asked from any thread."""
         has_news = self._pending_grammars.landed or self._adapters.has_news or self.pausing.updates
-        return bool(self._holds.asked or has_news or self.steps.has_open) or self._core.is_runnable
+        is_due = self._holds.asked or has_news or self.steps.has_open or self.exchange.is_due
+        return bool(is_due) or self._core.is_runnable
 
     @property
     def wakeup(self) -> threading.Condition:
@@ -306,6 +311,7 @@ class TokenEngine:
     @exclusive
     def reset_prefix_cache(self) -> PrefixCacheReset:
         """Forgets cached prefixes; says how many blocks were dropped, and how many stay while requests use them."""
+        self.exchange.abandon()
         return self._parts.kv.reset_prefix_cache()
 
     @exclusive
@@ -371,6 +377,7 @@ class TokenEngine:
         """No step reads the weights any more, and no request has KV of them."""
         self.pausing.give_up_memory()
         self._core.settle()
+        self.exchange.abandon()
 
     @exclusive
     def determine_num_available_blocks(self) -> tuple[int, int]:
@@ -390,12 +397,14 @@ class TokenEngine:
             raise RequestError("the KV memory cannot be replaced while requests are unfinished or the engine sleeps")
         check_block_counts(num_device_blocks=num_device_blocks, num_host_blocks=num_host_blocks)
         self._core.settle()
+        self.exchange.abandon()
         parts = self._parts
         kv = allocate_kv(self.config, parts.workers, parts.kv.layout, num_device_blocks, num_host_blocks)
         kv.cache_events.replaces(parts.kv.cache_events)
         self._parts = replace(parts, kv=kv)
         self._core = self._create_core()
         self._telemetry.attach(self._core, kv)
+        self.exchange.replaced(self._parts, self._core)
 
     @exclusive
     def cache_statistics(self) -> KVStatistics:
@@ -421,11 +430,7 @@ class TokenEngine:
     def explain_request(self, request_id: str) -> RequestReports:
         """See `EngineClient.explain_request`. From any thread; it does not wait for the step that runs."""
         self.use.check_process()
-        live = [live_report(entry) for entry in self._requests.entries() if is_part_of(entry.request_id, request_id)]
-        ended = self._telemetry.ended.find(request_id)
-        ids = {report.stats.request_id for report in ended}  # some may have ended since the line before
-        running = [report for report in live if report.stats.request_id not in ids and report.state != "finished"]
-        return RequestReports(requests=(*running, *ended), num_kept=self._telemetry.ended.most)
+        return reports_of(request_id, self._requests.entries(), self._telemetry.ended)
 
     def shutdown(self, timeout_s: float = SHUTDOWN_S) -> None:
         """Stops workers and sinks. Idempotent; pending requests are dropped.
@@ -453,12 +458,6 @@ class TokenEngine:
         """Whether it was shut down and all is stopped."""
         return self._closed
 
-    def __enter__(self) -> TokenEngine:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.shutdown()
-
     def _interrupt(self) -> bool:
         """Ends the step that another thread runs, and enters; False where that cannot be."""
         executor = self._parts.executor
@@ -476,6 +475,7 @@ class TokenEngine:
             self._holds.notify()
             self._idle_memory.close()
             self._telemetry.close()
+            self.exchange.close()
             self._parts.grammars.close()
             self._adapters.close()
             self._parts.executor.shutdown()
@@ -499,6 +499,7 @@ class TokenEngine:
         if self._adapters.has_news:
             for request_id, error in self._adapters.take(self._adapt):
                 self.end_requests([request_id], Ending("error", error=error), update)
+        self.exchange.tick()
 
     def _adapt(self, sequence: Sequence, adapter: Adapter, cache_salt: str | None) -> None:
         seed = prefix_seed(self._weights.pages, adapter.digest, cache_salt)
@@ -506,6 +507,7 @@ class TokenEngine:
 
     def _note_rest(self) -> None:
         self.pausing.note_ends()
+        self.exchange.flush()
         if not self._core.has_work:
             self._idle_memory.rest()
 

@@ -33,6 +33,7 @@ GUIDES = {
     "model_family": "writing/models.md",
     "quantization": "writing/quantization.md",
     "route": "routes.md#writing-one",
+    "kv_connector": "kv-connectors.md#writing-one",
     "router": "routing.md#writing-one",
     "scheduler": "writing/schedulers.md",
     "weight_transport": "rl.md#a-transport-of-your-own",

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from dovetail.testing.format_suite import WeightFormatSuite as WeightFormatSuite
     from dovetail.testing.grammar_suite import GrammarSuite as GrammarSuite
     from dovetail.testing.hooks_suite import HooksSuite as HooksSuite
+    from dovetail.testing.kv_connector_suite import KVConnectorSuite as KVConnectorSuite
     from dovetail.testing.logits_suite import LogitsProcessorSuite as LogitsProcessorSuite
     from dovetail.testing.model_family_suite import ModelFamilySuite as ModelFamilySuite
     from dovetail.testing.operators_suite import OperatorsSuite as OperatorsSuite
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from dovetail.testing.transport_suite import WeightSender as WeightSender
     from dovetail.testing.transport_suite import WeightTransportSuite as WeightTransportSuite
 
-VERSION = ContractVersion(1, 18)
+VERSION = ContractVersion(1, 19)
 """Of this package's modules, which go by it together. A suite may get tests in a minor version: they ask for what the
 contract says already."""
 
@@ -72,6 +73,7 @@ _MODULES = {
     "RouterSuite": "router_suite",
     "GrammarSuite": "grammar_suite",
     "HooksSuite": "hooks_suite",
+    "KVConnectorSuite": "kv_connector_suite",
     "LogitsProcessorSuite": "logits_suite",
     "ModelFamilySuite": "model_family_suite",
     "OperatorsSuite": "operators_suite",
@@ -101,6 +103,7 @@ __all__ = [
     "GeneratingRouteSuite",
     "GrammarSuite",
     "HooksSuite",
+    "KVConnectorSuite",
     "LogitsProcessorSuite",
     "ModelFamilySuite",
     "ModelSourceSuite",

@@ -47,6 +47,7 @@ SUITES: Mapping[str, SuiteOf] = {
     "dialect": SuiteOf("DialectSuite"),
     "logits_processor": SuiteOf("LogitsProcessorSuite"),
     "pooler": SuiteOf("PoolerSuite"),
+    "kv_connector": SuiteOf("KVConnectorSuite"),
     "router": SuiteOf("RouterSuite"),
     "command": SuiteOf("CommandSuite"),
     "telemetry_sink": SuiteOf("TelemetrySinkSuite"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dovetail.config.foreign_names import VALUE, ForeignName, planned, refused, works
+from dovetail.vllm.settings_kv_transfer import KV_TRANSFER
 from dovetail.vllm.settings_later import LATER_NAMES
 from dovetail.vllm.settings_server import SERVER_NAMES
 from dovetail.vllm.settings_speculation import SPECULATION, SPECULATIVE_CONFIG
@@ -318,11 +319,12 @@ _REST = (
         "the executor has options of its own for that",
         "write executor: {name: gpu, cuda_graphs: [1, 8, 64], compile: default} or the like",
     ),
-    planned(
+    ForeignName(
         "kv_transfer_config",
         "json",
-        "KV blocks are not sent between engines yet",
-        "prefill and decode in one engine; prefix_caching keeps blocks within it",
+        "works",
+        note="sets `kv_connector`; requests name the peer by `kv_transfer_params`, as with vLLM",
+        parts={one.name: one for one in KV_TRANSFER},
     ),
     refused(
         "worker_cls",

@@ -48,6 +48,11 @@ class KVStorage:
         return self._device
 
     @property
+    def layout(self) -> KVLayout:
+        """What the pages are of: the layers of this rank."""
+        return self._layout
+
+    @property
     def tensors(self) -> Sequence[torch.Tensor]:
         """The KV tensors on the device, the extra ones last: uint8 [num_blocks, page_bytes] each."""
         return self._tensors

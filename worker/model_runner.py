@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from dovetail.config.resolved import ResolvedConfig
-from dovetail.contracts.device import Device
+from dovetail.contracts.device import Device, Event
 from dovetail.contracts.executor import ANSWERING_TENSOR_RANK, PendingStep
 from dovetail.contracts.logits import LogitsProcessor
 from dovetail.contracts.model import CausalLM, ModelContext
@@ -88,6 +88,11 @@ class ModelRunner:
         self._prompt_scored: set[int] = set()
         """Requests that ask for log probabilities of their prompts."""
         self._samples = answers
+
+    @property
+    def leaving(self) -> Mapping[int, Event]:
+        """Device blocks that are being swapped out, and when that is done."""
+        return self._mover.leaving
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Runs one step. On ranks that do not sample, the result carries the tokens and nothing else."""

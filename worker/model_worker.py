@@ -14,6 +14,7 @@ from dovetail.contracts.logits import LogitsSetup
 from dovetail.contracts.pausing import check_level
 from dovetail.contracts.regions import KV_CACHE, WEIGHTS
 from dovetail.contracts.step import StepPlan, StepResult
+from dovetail.worker.block_exchange import BlockExchange, ExchangeOrders, ExchangeReport, open_exchange
 from dovetail.worker.draft_tokenizers import DraftTokenizers
 from dovetail.worker.loaded_model import LoadedModel, load_model
 from dovetail.worker.running_worker import RunningWorker, initialize_cache
@@ -48,6 +49,8 @@ class ModelWorker:
         self._sleeping: SleepingWorker | None = None
         self._updater: WeightUpdater | None = None
         """Made for the first weight update."""
+        self._exchange: BlockExchange | None = None
+        """None where the config names no KV connector."""
 
     def load(self) -> None:
         """As `Worker.load`. Raises `CapacityError` for a device that cannot hold the weights."""
@@ -73,6 +76,8 @@ class ModelWorker:
             "sleep": self._sleep,
             "wake_up": self._wake_up,
             "forget_finished": self._forget_finished,
+            "open_blocks": self._open_blocks,
+            "exchange_blocks": self._exchange_blocks,
             "use_grammars": self._use_grammars,
             "connect_weights": lambda *args: self._weights().connect(*args),
             "start_weights": lambda *args: self._weights().start(*args),
@@ -85,12 +90,27 @@ class ModelWorker:
             raise ConfigError(f"workers have no operation {method!r}; they have {', '.join(operations)}")
         return operations[method](*args)
 
+    def _open_blocks(self, namespace: bytes, max_queued_bytes: int) -> None:
+        """A store for blocks of pages with this identity, in place of the one before."""
+        running = self._in_order("open_blocks", self._running)
+        if self._exchange is not None:
+            self._exchange.close()
+        self._exchange = open_exchange(running, namespace, max_queued_bytes)
+
+    def _exchange_blocks(self, orders: ExchangeOrders) -> ExchangeReport:
+        self._in_order("exchange_blocks", self._running)
+        if self._exchange is None:
+            raise PluginError("the executor called exchange_blocks before open_blocks")
+        return self._exchange.exchange(orders)
+
     def close(self) -> None:
         """Ends the requests that are left, waits for the device, frees weights and KV pages, and leaves the process
         group."""
         self._end_requests()
         if self._updater is not None:
             self._updater.close()
+        if self._exchange is not None:
+            self._exchange.close()
         running = self._with_cache()
         if self._sleeping is not None:
             self._sleeping.close()

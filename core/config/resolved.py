@@ -248,6 +248,17 @@ class ResolvedGrammar:
 
 
 @dataclass(frozen=True)
+class ResolvedKVConnector:
+    """Where KV blocks are kept besides the device."""
+
+    component: Component
+    load_s: float
+    """How long a request waits for blocks at most."""
+    queued_bytes: int
+    """Most host memory of a rank for blocks that wait to be saved."""
+
+
+@dataclass(frozen=True)
 class ResolvedConfig:
     """A configuration with every choice made."""
 
@@ -295,6 +306,8 @@ class ResolvedConfig:
     """None: the weights are not updated while the engine runs."""
     stage_layers: tuple[int, ...] = ()
     """Decoder layers of each pipeline stage, in their order; empty: one stage has all."""
+    kv_connector: ResolvedKVConnector | None = None
+    """None: KV blocks are nowhere but in the engine's own memory."""
 
     @property
     def num_stages(self) -> int:
@@ -341,6 +354,8 @@ class ResolvedConfig:
         chosen |= {f"pooling.{task}": component for task, component in self.pooling.poolers.items()}
         if self.grammar is not None:
             chosen["grammar"] = self.grammar.component
+        if self.kv_connector is not None:
+            chosen["kv_connector"] = self.kv_connector.component
         if self.weight_transport is not None:
             chosen["weight_transport"] = self.weight_transport
         if self.quantization is not None:

@@ -300,6 +300,17 @@ class GrammarSection(ComponentSection):
     )
 
 
+class KVConnectorSection(NamedSection):
+    """Where full KV blocks are kept besides the device."""
+
+    load_seconds: float | None = Field(
+        default=None, gt=0, description="Longest that a request waits for blocks before it computes them; null: 10"
+    )
+    queue_gib: float | None = Field(
+        default=None, gt=0, description="Most host memory of a rank for blocks that wait to be saved in GiB; null: 1"
+    )
+
+
 SECRET = "**********"
 """What stands for a secret wherever a configuration is shown or written."""
 
@@ -491,6 +502,9 @@ class EngineConfig(Section):
     weight_transport: NamedSection | None = Field(
         default=None, description="How new weights of a running engine arrive; null: the weights are not updated"
     )
+    kv_connector: KVConnectorSection | None = Field(
+        default=None, description="Where KV blocks are kept besides the device; null: nowhere"
+    )
     logits_processors: dict[Label, NamedSection] = Field(default_factory=dict)
     telemetry: list[NamedSection] = Field(default_factory=list)
     experiments: dict[Label, ExperimentSection] = Field(
@@ -550,6 +564,7 @@ PLACES: tuple[Place, ...] = (
     Place(("dialect",), ComponentSection, "dialect", "name", nullable=True),
     Place(("grammar",), GrammarSection, "grammar", "name", nullable=True),
     Place(("weight_transport",), NamedSection, "weight_transport", "name", nullable=True),
+    Place(("kv_connector",), KVConnectorSection, "kv_connector", "name", nullable=True),
     Place(("logits_processors", "*"), NamedSection, "logits_processor", "name"),
     Place(("telemetry", "*"), NamedSection, "telemetry_sink", "name"),
     Place(("experiments", "*"), ExperimentSection),

@@ -270,11 +270,12 @@ class Worker(Protocol):
         weights and KV cache are meant; those that sleep, or are awake, already stay so, since all ranks are asked again
         where one failed; "use_grammars"(compiler), before "initialize_cache": what compiles the grammars of requests,
         for the rank that answers; "forget_finished": drafters forget what they
-        learned from finished requests; no request may be under way; "connect_weights"(init_info),
-        "start_weights"(partial), "receive_weights"(update_info, drafter), "prepare_weights"(checksum) -> checksum,
-        "commit_weights" and "abort_weights": the weights are replaced by what a `WeightTransport` receives, in this
-        order; nothing is written before "commit_weights", which is called once "prepare_weights" succeeded on all
-        ranks."""
+        learned from finished requests; no request may be under way; "open_blocks"(namespace, max_queued_bytes) and
+        "exchange_blocks"(orders) -> report, where the config names a KV connector: blocks leave and enter the KV
+        pages, after the steps that were handed over before; "connect_weights"(init_info), "start_weights"(partial),
+        "receive_weights"(update_info, drafter), "prepare_weights"(checksum) -> checksum, "commit_weights" and
+        "abort_weights": the weights are replaced by what a `WeightTransport` receives, in this order; nothing is
+        written before "commit_weights", which is called once "prepare_weights" succeeded on all ranks."""
 
     def close(self) -> None:
         """Frees what the worker holds. Idempotent."""

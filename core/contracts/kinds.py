@@ -139,12 +139,18 @@ KINDS: dict[str, Kind] = {
             "how a family of chat models writes reasoning and tool calls",
             "dovetail.contracts.dialect:DialectNeed",
         ),
+        Kind(
+            "kv_connector",
+            "dovetail.contracts.kv_connector:KVConnector",
+            _V1,
+            "where KV blocks are kept besides the device",
+        ),
         Kind("router", "dovetail.contracts.router:Router", _V1, "which replica of an engine takes a request"),
         Kind("command", "dovetail.contracts.command:Command", _V1, "a command of the CLI"),
         Kind(
             "telemetry_sink",
             "dovetail.contracts.telemetry:TelemetrySink",
-            ContractVersion(1, 2),
+            ContractVersion(1, 3),
             "where measurements go",
         ),
     )

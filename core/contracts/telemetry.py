@@ -245,6 +245,10 @@ class EngineState:
     """Names of those that requests have which wait, for the adapter itself among other things."""
     weight_checksum: str = ""
     """Of the weights' last update (`WeightsReport.checksum`); empty before the first."""
+    external_query_tokens: int = 0
+    """Prompt tokens that the prefix cache did not have and the KV connector was asked for."""
+    external_hit_tokens: int = 0
+    """Of these, tokens whose blocks were loaded."""
 
 
 class TelemetrySink(Plugin):

@@ -3,7 +3,7 @@ from dataclasses import dataclass, field
 from dovetail.config.files import FileContent
 from dovetail.config.layers import Dropped, Origin
 from dovetail.config.manifest import RecordedPlugin
-from dovetail.config.resolved import ResolvedCache, ResolvedGrammar, ResolvedLoRA, ResolvedModel, ResolvedPooling, ResolvedSpeculation
+from dovetail.config.resolved import ResolvedCache, ResolvedGrammar, ResolvedKVConnector, ResolvedLoRA, ResolvedModel, ResolvedPooling, ResolvedSpeculation
 from dovetail.config.schema import EngineConfig
 from dovetail.config.tree import KeyPath
 from dovetail.contracts.dialect import Dialect
@@ -140,6 +140,7 @@ class ResolvedConfig:
     pooling: ResolvedPooling = field(default_factory=ResolvedPooling)
     weight_transport: Component | None = None
     stage_layers: tuple[int, ...] = ()
+    kv_connector: ResolvedKVConnector | None = None
     @property
     def num_stages(self) -> int: ...
     @property

@@ -113,6 +113,11 @@ class GrammarSection(ComponentSection):
     read_ahead: bool | None = None
 
 
+class KVConnectorSection(NamedSection):
+    load_seconds: float | None = Field(default=None, gt=0)
+    queue_gib: float | None = Field(default=None, gt=0)
+
+
 class CORSSection(Section):
     allow_origins: list[str] = Field(default_factory=list)
     allow_methods: list[str] = ['*']

@@ -152,6 +152,8 @@ class EngineState:
     running_adapters: tuple[str, ...] = ()
     waiting_adapters: tuple[str, ...] = ()
     weight_checksum: str = ''
+    external_query_tokens: int = 0
+    external_hit_tokens: int = 0
 
 
 class TelemetrySink(Plugin):

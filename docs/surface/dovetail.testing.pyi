@@ -9,6 +9,7 @@ from dovetail.testing.faults import Fault, check_fault, run_test
 from dovetail.testing.format_suite import SavedCheckpoint, WeightFormatSuite
 from dovetail.testing.grammar_suite import GrammarSuite
 from dovetail.testing.hooks_suite import HooksSuite
+from dovetail.testing.kv_connector_suite import KVConnectorSuite
 from dovetail.testing.logits_suite import LogitsProcessorSuite
 from dovetail.testing.model_family_suite import ModelFamilySuite
 from dovetail.testing.operators_suite import OperatorsSuite
@@ -36,6 +37,7 @@ __all__ = [
     "GeneratingRouteSuite",
     "GrammarSuite",
     "HooksSuite",
+    "KVConnectorSuite",
     "LogitsProcessorSuite",
     "ModelFamilySuite",
     "ModelSourceSuite",

@@ -43,6 +43,10 @@ class KVStatistics:
     num_copied_blocks: int
     num_swapped_out_blocks: int
     num_swapped_in_blocks: int
+    external_query_tokens: int = 0
+    """Tokens of prompts that were not in the cache and that a connector was asked for."""
+    external_hit_tokens: int = 0
+    """Of these, the tokens whose blocks a connector had."""
 
 
 class KVCacheManager:
@@ -68,7 +72,10 @@ class KVCacheManager:
         self.block_size = layout.block_size
         self.pool = BlockPool(num_blocks, len(layout.groups))
         self.host_pool = HostPool(num_host_blocks)
-        self._prefixes = PrefixCache(layout, self.pool, is_on=prefix_caching)
+        self.prefixes = PrefixCache(layout, self.pool, is_on=prefix_caching)
+        """What is findable."""
+        self.external_tokens = 0, 0
+        """Asked of a connector, and found there; whoever asks it counts."""
         self._transfers = PendingTransfers(self.pool, self.host_pool)
         self._keeps = bool(layout.groups)
         self._windowed = [group for group in layout.groups if group.window is not None]
@@ -90,7 +97,7 @@ class KVCacheManager:
     @property
     def cache_events(self) -> CacheEvents:
         """What changes in the prefix cache."""
-        return self._prefixes.events
+        return self.prefixes.events
 
     @property
     def num_blocks(self) -> int:
@@ -107,7 +114,7 @@ class KVCacheManager:
         adapter gets no slot, so that nobody need make room for it."""
         if request.adapter is not None and not self._may_run(request, refuses=True):
             return True
-        return self._prefixes.awaits(request)
+        return self.prefixes.awaits(request)
 
     def attach_prefix(self, request: Sequence) -> int:
         """Takes the longest cached prefix, or what the fork parent has computed if that is longer, and sets
@@ -117,13 +124,13 @@ class KVCacheManager:
         """
         if request.block_ids or request.host_block_ids:
             raise ValueError(f"request {request.request_id} holds blocks already; release it before attach_prefix")
-        tables, is_hidden = self._prefixes.find(request), False
+        tables, is_hidden = self.prefixes.find(request), False
         num_registered = len(tables[0]) if tables else 0
         num_tokens = num_registered * self.block_size
         parent, num_forked = request.fork_parent, find_fork_prefix(self.layout, request)
         if parent is not None and num_forked > num_tokens:
             num_tokens = num_forked
-            tables, is_hidden = self._fork_tables(parent, num_tokens), self._prefixes.is_hidden(parent)
+            tables, is_hidden = self._fork_tables(parent, num_tokens), self.prefixes.is_hidden(parent)
             num_registered = num_tokens // self.block_size
         if num_tokens:
             for table in tables:
@@ -160,8 +167,8 @@ class KVCacheManager:
             self.adapters.claim(request)
         if num_tokens > 0 and computed <= request.num_tokens + request.num_draft_tokens and not request.is_held:
             self.grants[request.seq_id] = num_tokens
-        if num_tokens > 1 and self._prefixes.is_on:
-            self._prefixes.announce(request, computed)
+        if num_tokens > 1 and self.prefixes.is_on:
+            self.prefixes.announce(request, computed)
         return num_tokens
 
     def num_missing_blocks(
@@ -177,7 +184,7 @@ class KVCacheManager:
         end = self._with_lookahead(request, request.num_computed_tokens + num_tokens)
         if request.host_block_ids:
             num_held = len(request.host_block_ids[0])
-            needed = self._num_to_bring(request, self._prefixes.find_swapped(request), freed)
+            needed = self._num_to_bring(request, self.prefixes.find_swapped(request), freed)
         else:
             num_held = len(request.block_ids[0]) if request.block_ids else 0
             needed = len(self._blocks_to_copy(request))
@@ -194,7 +201,7 @@ class KVCacheManager:
         """Grants of sequences other than `scheduled` (seq_ids) are not used: nobody need wait for what they would have
         computed."""
         for seq_id in self.grants.keys() - scheduled:
-            self._prefixes.withdraw(seq_id)
+            self.prefixes.withdraw(seq_id)
 
     def release(self, request: Sequence) -> None:
         """Gives back all blocks of the request; its tokens must be computed again."""
@@ -211,7 +218,7 @@ class KVCacheManager:
         host_blocks = [block for table in sequence.host_block_ids for block in table if block != NO_HOST_BLOCK]
         self._transfers.free_host(host_blocks)
         sequence.host_block_ids = []
-        self._prefixes.end(sequence)
+        self.prefixes.end(sequence)
         self._attached.pop(sequence.seq_id, None)
 
     def commit(self, sequence: Sequence) -> None:
@@ -225,8 +232,8 @@ class KVCacheManager:
             return
         computed = sequence.num_computed_tokens
         commit_at = _NEVER
-        if self._prefixes.is_on:
-            self._prefixes.register(sequence, computed // self.block_size)
+        if self.prefixes.is_on:
+            self.prefixes.register(sequence, computed // self.block_size)
             commit_at = (computed // self.block_size + 1) * self.block_size
         for group in self._windowed:
             num_dead = first_live_block(group, computed, self.block_size)
@@ -240,8 +247,8 @@ class KVCacheManager:
         Pages that a sliding window freed and those that another sequence filled with the same content are forgotten
         with them. A sequence that goes on registers its blocks again, by the hashes that it has then.
         """
-        if self._prefixes.is_on:
-            self._prefixes.forget(sequence)
+        if self.prefixes.is_on:
+            self.prefixes.forget(sequence)
 
     def trim(self, sequence: Sequence) -> None:
         """Frees blocks beyond those that the computed tokens and one more need, or that the sequence's drafter has
@@ -291,7 +298,7 @@ class KVCacheManager:
         """
         if not request.host_block_ids:
             raise ValueError(f"request {request.request_id} is not swapped out, so it cannot be swapped in")
-        hits = self._prefixes.find_swapped(request)
+        hits = self.prefixes.find_swapped(request)
         if self._num_to_bring(request, hits) > self.pool.num_free:
             return False
         for block in hits.values():
@@ -300,7 +307,7 @@ class KVCacheManager:
         for group_id, host_table in enumerate(request.host_block_ids):
             tables.append([self._bring(hits.get((group_id, i)), block) for i, block in enumerate(host_table)])
         request.host_block_ids = []
-        self._begin(request, tables, 0, is_hidden=self._prefixes.is_hidden(request))
+        self._begin(request, tables, 0, is_hidden=self.prefixes.is_hidden(request))
         request.capacity = len(tables[0]) * self.block_size
         return True
 
@@ -320,7 +327,27 @@ class KVCacheManager:
 
     def reset_prefix_cache(self) -> PrefixCacheReset:
         """Forgets all cached content. Requests go on, and what they have and will compute is not cached either."""
-        return self._prefixes.reset()
+        return self.prefixes.reset()
+
+    def take_rows(self, count: int) -> list[tuple[int, ...]]:
+        """Blocks, one of each group, for content that comes from elsewhere before the next plan: as many rows as are
+        free, and `count` at most. Fewer too where a free block's old content is still to be swapped out."""
+        groups = len(self.layout.groups)
+        count = min(count, self.pool.num_free // groups)
+        blocks = self.pool.take(count * groups)
+        if any(map(self._transfers.is_leaving, blocks)):
+            self.pool.free(blocks)
+            return []
+        return [tuple(blocks[start : start + groups]) for start in range(0, len(blocks), groups)]
+
+    def give_rows_back(self, rows: Iterable[tuple[int, ...]]) -> None:
+        """Frees rows of `take_rows`, the last first."""
+        self.pool.free([block for row in reversed(list(rows)) for block in row])
+
+    def adopt(self, sequence: Sequence, hashes: list[bytes], rows: list[tuple[int, ...]]) -> None:
+        """The rows have the content of these blocks of the sequence now: it is findable until it is evicted."""
+        self.prefixes.adopt(sequence, hashes, rows)
+        self.give_rows_back(rows)
 
     def statistics(self) -> KVStatistics:
         """Usage and counts."""
@@ -337,6 +364,8 @@ class KVCacheManager:
             num_copied_blocks=self._num_copied,
             num_swapped_out_blocks=self._num_swapped_out,
             num_swapped_in_blocks=self._num_swapped_in,
+            external_query_tokens=self.external_tokens[0],
+            external_hit_tokens=self.external_tokens[1],
         )
 
     def _grow(self, request: Sequence, end: int, reserve: int) -> bool:
@@ -393,7 +422,7 @@ class KVCacheManager:
         """The request, which held no device blocks, has these now."""
         request.block_ids = tables
         request.commit_at = 0
-        self._prefixes.begin(request, num_registered, is_hidden=is_hidden)
+        self.prefixes.begin(request, num_registered, is_hidden=is_hidden)
         request.capacity = 0
         self.has_changes = True
         self._unsent.add(request.seq_id)
@@ -462,7 +491,7 @@ class KVCacheManager:
             # Row by row from the tail, so that in every group tails are evicted before their parents.
             self._free_blocks([block for row in zip(*map(reversed, tables), strict=True) for block in row])
         sequence.block_ids = []
-        self._prefixes.withdraw(sequence.seq_id)
+        self.prefixes.withdraw(sequence.seq_id)
         sequence.capacity = 0
         self._new_blocks.pop(sequence.seq_id, None)
         self._unsent.discard(sequence.seq_id)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from dovetail.contracts.kv import KVGroup, KVLayout
 from dovetail.engine.kv.events import CacheEvents
 from dovetail.engine.kv.hashing import extend_block_hashes
@@ -26,6 +28,8 @@ class PrefixCache:
         """seq_id -> leading blocks whose content is findable or never shall be."""
         self._under_way = ContentUnderWay()
         self.events = CacheEvents(layout, pool)
+        self.computed: deque[tuple[Sequence, list[bytes]]] | None = None
+        """Where blocks that sequences computed are noted, by hash; None: nobody wants to know."""
 
     def begin(self, sequence: Sequence, num_registered: int, *, is_hidden: bool) -> None:
         """The sequence got its first blocks, of which so many are findable. `is_hidden`: what it has and will compute
@@ -42,7 +46,7 @@ class PrefixCache:
 
     def find(self, request: Sequence) -> list[list[int]]:
         """Block tables, one per group and of equal length, of the longest prefix that is found."""
-        if not self._may_search(request):
+        if not self.may_search(request):
             return [[] for _ in self._layout.groups]
         return find_cached_prefix(self._layout, self._pool, request)
 
@@ -63,13 +67,38 @@ class PrefixCache:
 
     def awaits(self, request: Sequence) -> bool:
         """Whether the next block of the request's prompt, behind those that `find` finds, is under way."""
-        if not self._under_way or request.fork_parent is not None or not self._may_search(request):
+        if not self._under_way or request.fork_parent is not None or not self.may_search(request):
             return False
         index = len(self.find(request)[0])
         if (index + 1) * self._block_size >= request.num_tokens:
             return False
         extend_hashes_of(request, index + 1, self._block_size)
         return request.block_hashes[index] in self._under_way
+
+    def adopt(self, sequence: Sequence, hashes: list[bytes], rows: list[tuple[int, ...]]) -> None:
+        """Consecutive blocks of a sequence, which came from elsewhere, become findable.
+        Each row holds one of each group."""
+        first = sequence.block_hashes.index(hashes[0]) if hashes else 0
+        for group in self._layout.groups:
+            group_id = group.group_id
+            new = [
+                first + index
+                for index, content in enumerate(hashes)
+                if self._pool.register(rows[index][group_id], group_id, content)
+            ]
+            if self._pool.events is not None and group_id == self.events.group_id:
+                self.events.stored(sequence, new)
+
+    def find_row(self, content: bytes) -> tuple[int, ...] | None:
+        """The block of each group that has this content; None where some group has none."""
+        row = tuple(self._pool.find(group.group_id, content) for group in self._layout.groups)
+        return None if NULL_BLOCK in row else row
+
+    def missing_hashes(self, request: Sequence) -> list[bytes]:
+        """Hashes of the request's full blocks behind those that `find` finds, at least one token left over."""
+        most = (request.num_tokens - 1) // self._block_size
+        extend_hashes_of(request, most, self._block_size)
+        return request.block_hashes[len(self.find(request)[0]) : most]
 
     def announce(self, sequence: Sequence, end: int) -> None:
         """Blocks that will be full of known tokens when those before `end` are computed are under way."""
@@ -99,6 +128,8 @@ class PrefixCache:
             if self._pool.events is not None and group_id == self.events.group_id:
                 self.events.stored(sequence, new)
         self._under_way.end(sequence.seq_id, hashes[done:num_full])
+        if self.computed is not None:
+            self.computed.append((sequence, hashes[done:num_full]))
         self._num_registered[sequence.seq_id] = num_full
 
     def forget(self, sequence: Sequence) -> None:
@@ -120,7 +151,8 @@ class PrefixCache:
         self._under_way.clear()
         return self._pool.reset_prefix_cache()
 
-    def _may_search(self, request: Sequence) -> bool:
+    def may_search(self, request: Sequence) -> bool:
+        """Whether the request may find blocks that others computed."""
         # The log probabilities of a prompt come from computing it: a cached part would have none.
         # So do the states that a pooler reads.
         return self.is_on and request.sampling.prompt_logprobs is None and not request.needs_every_state

@@ -55,6 +55,10 @@ class PendingTransfers:
         """Whether some device block waits for content."""
         return bool(self._copies or self._swap_ins)
 
+    def is_leaving(self, block: int) -> bool:
+        """Whether the device block, which may have no holder any more, is still to be copied to the host."""
+        return block in self._swap_outs.values()
+
     def is_incoming(self, block: int) -> bool:
         """Whether the device block waits for content."""
         return block in self._copies or block in self._swap_ins

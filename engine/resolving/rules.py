@@ -23,6 +23,7 @@ from dovetail.engine.resolving.encoder import no_cache, settle_encoder
 from dovetail.engine.resolving.executor import find_executor, settle_executor
 from dovetail.engine.resolving.experiments import describe_experiments
 from dovetail.engine.resolving.grammar import choose_grammar
+from dovetail.engine.resolving.kv_connector import choose_kv_connector
 from dovetail.engine.resolving.limits import choose_max_model_len, set_limits
 from dovetail.engine.resolving.lock import check_lock, settle_lock
 from dovetail.engine.resolving.lora import settle_lora
@@ -132,6 +133,7 @@ def run_rules(state: Resolution) -> ResolvedConfig:
         operators=operators,
         speculation=speculation,
         weight_transport=_weight_transport(state),
+        kv_connector=choose_kv_connector(state, model.size.is_encoder),
         lora=lora,
         worker_memory_bytes=state.environment.memory_bytes,
         reproducibility=config.reproducibility,

@@ -10,6 +10,7 @@ from dovetail.contracts.draft_length import DraftLength
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.executor import Executor
 from dovetail.contracts.grammar import Grammar
+from dovetail.contracts.kv_connector import KVConnector
 from dovetail.contracts.logits import LogitsProcessor
 from dovetail.contracts.model import ModelFamily, ModelNeed
 from dovetail.contracts.operators import Operators
@@ -92,6 +93,7 @@ RULE = Slot[AcceptanceRule](("speculative", "rules", "*"), "acceptance_rule")
 DIALECT = Slot[Dialect](("dialect",), "dialect")
 GRAMMAR = Slot[Grammar](("grammar",), "grammar")
 POOLER = Slot[Pooler](("pooling", "*"), "pooler", _another_mode)
+KV_CONNECTOR = Slot[KVConnector](("kv_connector",), "kv_connector")
 WEIGHT_TRANSPORT = Slot[WeightTransport](("weight_transport",), "weight_transport")
 PROCESSOR = Slot[LogitsProcessor](("logits_processors", "*"), "logits_processor")
 ROUTER = Slot[Router](("server", "router"), "router")

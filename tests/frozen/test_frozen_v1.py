@@ -31,6 +31,7 @@ from dovetail.testing import (
     GeneratingRouteSuite,
     GrammarSuite,
     HooksSuite,
+    KVConnectorSuite,
     LogitsProcessorSuite,
     ModelFamilySuite,
     ModelSourceSuite,
@@ -260,6 +261,7 @@ def _classes(frozen: Any) -> None:
     TestHooks.plugin = hooks
     TestLogitsProcessor.plugin = frozen.load("logits_processor", "frozen")
     TestPooler.plugin = frozen.load("pooler", "frozen")
+    TestKVConnector.plugin = frozen.load("kv_connector", "frozen")
     TestRouter.plugin = frozen.load("router", "frozen")
     TestDialect.plugin = frozen.load("dialect", "frozen")
     TestGrammar.plugin = frozen.load("grammar", "frozen")
@@ -322,6 +324,10 @@ class TestLogitsProcessor(LogitsProcessorSuite):
 
 class TestPooler(PoolerSuite):
     pass
+
+
+class TestKVConnector(KVConnectorSuite):
+    small_options: ClassVar[Mapping[str, Any]] = {"most": 5}
 
 
 class TestRouter(RouterSuite):

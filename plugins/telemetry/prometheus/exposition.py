@@ -67,6 +67,16 @@ class Writer:
         page.counter(
             "vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache.", [(own, state.prefix_hit_tokens)]
         )
+        page.counter(
+            "vllm:external_prefix_cache_queries_total",
+            "Prompt tokens asked of the KV connector.",
+            [(own, state.external_query_tokens)],
+        )
+        page.counter(
+            "vllm:external_prefix_cache_hits_total",
+            "Prompt tokens loaded by the KV connector.",
+            [(own, state.external_hit_tokens)],
+        )
         memory = {
             "block_size": kv.block_size,
             "cache_dtype": kv.kv_dtype,

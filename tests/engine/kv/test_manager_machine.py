@@ -87,7 +87,7 @@ class ManagerMachine(RuleBasedStateMachine):
     def longest_cached_prefix(self, sequence: Sequence) -> int:
         """By trying every length."""
         size, layout = self.layout.block_size, self.layout
-        if not self.kv._prefixes.is_on:
+        if not self.kv.prefixes.is_on:
             return 0
         states = states_of(sequence.token_ids, sequence.hash_seed)
         cached = {(group, content) for group, content in self.cached_states()}
@@ -262,9 +262,9 @@ class ManagerMachine(RuleBasedStateMachine):
 
     @invariant()
     def content_is_under_way_only_where_a_step_computes_it(self):
-        assert set(self.kv._prefixes._under_way._contents) <= set(self.scheduled)
+        assert set(self.kv.prefixes._under_way._contents) <= set(self.scheduled)
         if not self.scheduled:
-            assert len(self.kv._prefixes._under_way) == 0
+            assert len(self.kv.prefixes._under_way) == 0
 
     @invariant()
     def what_is_to_be_told_is_announced(self):

@@ -1,0 +1,1 @@
+"""Blocks of the KV cache that a connector keeps besides the device."""

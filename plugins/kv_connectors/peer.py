@@ -1,0 +1,161 @@
+"""Blocks that another engine computed, fetched over a socket: prefill in one engine, decode in another."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from dovetail.contracts.errors import ConfigError
+from dovetail.contracts.kv_connector import BlockStore, ConnectorSetup, KVConnector, StoreSetup
+from dovetail.contracts.plugin import PluginOptions
+from dovetail.plugins.kv_connectors.peer_socket import PeerConnection, RecordServer
+from dovetail.plugins.kv_connectors.recent_records import RecentRecords
+
+logger = logging.getLogger(__name__)
+
+ANY_PEER = "*"
+
+
+class PeerOptions(PluginOptions):
+    """What a config may say besides the name."""
+
+    role: Literal["producer", "consumer", "both"] = "both"
+    """producer: what is computed here can be fetched; consumer: blocks are fetched from peers; or both."""
+    host: str = "127.0.0.1"
+    """Address at which a producer listens. Whoever reaches it can read blocks: keep it within a trusted network."""
+    port: int = Field(default=7150, ge=1, le=65000)
+    """Port of a producer's first rank; rank r listens at port + r."""
+    size_gib: float = Field(default=4.0, gt=0)
+    """Host memory of a producer for blocks that may be fetched, over all ranks, in GiB."""
+    peers: tuple[str, ...] = ()
+    """Producers that requests may name (`kv_transfer_params`), each as HOST:PORT; "*": any. A consumer needs one."""
+    timeout_seconds: float = Field(default=5.0, gt=0)
+    """How long a consumer waits for a connection, and for the bytes of a block."""
+    wait_seconds: float = Field(default=1.0, ge=0)
+    """How long a producer waits for a block that is asked for and not there yet."""
+    retry_seconds: float = Field(default=5.0, ge=0)
+    """How long a peer that failed is not asked."""
+
+    @property
+    def produces(self) -> bool:
+        """Whether blocks can be fetched from here."""
+        return self.role != "consumer"
+
+    @property
+    def consumes(self) -> bool:
+        """Whether blocks are fetched."""
+        return self.role != "producer"
+
+
+def peer_of(transfer: Mapping[str, Any]) -> tuple[str, int] | None:
+    """Whose blocks a request wants: `remote_host` and `remote_port` of its `kv_transfer_params`."""
+    host, port = transfer.get("remote_host"), transfer.get("remote_port")
+    return (host, port) if isinstance(host, str) and isinstance(port, int) and 0 < port < 65536 else None
+
+
+class PeerStore(BlockStore):
+    """One rank's side of both roles."""
+
+    def __init__(self, options: PeerOptions, setup: StoreSetup):
+        self._options = options
+        self._setup = setup
+        self._records = RecentRecords(int(options.size_gib * 2**30) // setup.num_ranks)
+        self._server = _serve(options, setup, self._records) if options.produces else None
+        self._connections: dict[tuple[str, int], PeerConnection] = {}
+        self._not_before: dict[tuple[str, int], float] = {}
+
+    def write(self, block_hash: bytes, record: memoryview) -> Sequence[bytes]:
+        return self._records.put(block_hash, record)
+
+    def read(self, block_hash: bytes, transfer: Mapping[str, Any]) -> bytearray | None:
+        peer = peer_of(transfer)
+        if peer is None or time.monotonic() < self._not_before.get(peer, 0.0):
+            return None
+        try:
+            if peer not in self._connections:
+                address = peer[0], peer[1] + self._setup.rank
+                self._connections[peer] = PeerConnection(address, self._options.timeout_seconds)
+            connection = self._connections[peer]
+            return connection.fetch(self._setup.namespace, block_hash, self._setup.record_bytes)
+        except OSError:
+            if (broken := self._connections.pop(peer, None)) is not None:
+                broken.close()
+            self._not_before[peer] = time.monotonic() + self._options.retry_seconds
+            raise
+
+    def remove(self, block_hash: bytes) -> None:
+        self._records.remove(block_hash)
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+        self._records.clear()
+
+
+def _serve(options: PeerOptions, setup: StoreSetup, records: RecentRecords) -> RecordServer:
+    port = options.port + setup.rank
+    try:
+        return RecordServer((options.host, port), setup.namespace, records, options.wait_seconds)
+    except OSError as error:
+        raise ConfigError(
+            f"kv_connector.port: rank {setup.rank} cannot listen at {options.host}:{port} ({error}): choose another"
+            " kv_connector.port, or role consumer where nobody fetches from this engine"
+        ) from error
+
+
+class Peer(KVConnector):
+    """Host memory of this engine that others read, and theirs that this one reads."""
+
+    contract: ClassVar[tuple[int, int]] = (1, 0)
+    Options = PeerOptions
+    options: PeerOptions
+
+    def __init__(self, options: PluginOptions, setup: ConnectorSetup):
+        super().__init__(options, setup)
+        self._known: set[bytes] = set()
+        self._refused: set[tuple[str, int]] = set()
+
+    @classmethod
+    def check(cls, need: Any, options: PeerOptions, environment: Any) -> list[str]:
+        if options.role == "consumer" and not options.peers:
+            return ['a consumer fetches from peers that it may name: set peers to their HOST:PORT, or to ["*"]']
+        return []
+
+    @classmethod
+    def open_store(cls, options: PeerOptions, setup: StoreSetup) -> BlockStore:
+        return PeerStore(options, setup)
+
+    def lookup(self, block_hashes: Sequence[bytes], transfer: Mapping[str, Any]) -> int:
+        peer = peer_of(transfer)
+        if not self.options.consumes or peer is None or not self._may_ask(peer):
+            return 0
+        return len(block_hashes)  # what the peer has, asking for it tells
+
+    def wants(self, block_hash: bytes) -> bool:
+        return self.options.produces and block_hash not in self._known
+
+    def saved(self, block_hashes: Sequence[bytes]) -> None:
+        self._known.update(block_hashes)
+
+    def removed(self, block_hashes: Sequence[bytes]) -> None:
+        self._known.difference_update(block_hashes)
+
+    def close(self) -> None:
+        self._known.clear()
+
+    def _may_ask(self, peer: tuple[str, int]) -> bool:
+        """Whether the config allows it: a request must not make the engine connect to anywhere."""
+        name = f"{peer[0]}:{peer[1]}"
+        if name in self.options.peers or ANY_PEER in self.options.peers:
+            return True
+        if peer not in self._refused and len(self._refused) < 100:
+            self._refused.add(peer)
+            logger.warning("blocks are not fetched from %s, which kv_connector.peers does not name", name)
+        return False
