@@ -66,6 +66,8 @@ class MemoryEstimate:
     """Slots for low-rank adapters."""
     stages: tuple[StageEstimate, ...] = ()
     """Pipeline stages, in order; empty for one."""
+    target_copy_bytes: int = 0
+    """Whole copies of the model's embedding and output layer, for drafters, on the rank that drafts."""
 
 
 def estimate_memory(resolved: ResolvedConfig, environment: Environment) -> MemoryEstimate:
@@ -87,7 +89,8 @@ def estimate_memory(resolved: ResolvedConfig, environment: Environment) -> Memor
     of_layers = kv_bytes_per_token(size, resolved.cache.dtype, resolved.tensor_parallel)
     per_token = max((stage.kv_bytes_per_token for stage in stages), default=of_layers) + draft_bytes
     adapter_bytes = slot_bytes(resolved)
-    held = weight_bytes + draft_weight_bytes + adapter_bytes
+    target_copy_bytes = _copy_bytes(resolved, infos)
+    held = weight_bytes + draft_weight_bytes + target_copy_bytes + adapter_bytes
     kv_bytes, kv_tokens = _kv_memory(resolved, environment, held, per_token)
     return MemoryEstimate(
         num_parameters=sum(math.prod(info.shape) for info in infos),
@@ -98,6 +101,7 @@ def estimate_memory(resolved: ResolvedConfig, environment: Environment) -> Memor
         kv_bytes_per_token=per_token,
         draft_bytes_per_token=draft_bytes,
         draft_weight_bytes=draft_weight_bytes,
+        target_copy_bytes=target_copy_bytes,
         adapter_bytes=adapter_bytes,
         kv_bytes=kv_bytes,
         kv_tokens=kv_tokens,
@@ -138,6 +142,23 @@ def _stage_weights(resolved: ResolvedConfig, infos: Sequence[TensorInfo], stage:
         resolved.tensor_parallel,
         held,
     )
+
+
+def _copy_bytes(resolved: ResolvedConfig, infos: Sequence[TensorInfo]) -> int:
+    """What copies of the model's ends take: a table that the last stage has anyhow is held once."""
+    parts = resolved.copied_parts
+    if not parts:
+        return 0
+
+    def ends(*, first: bool, last: bool) -> int:
+        held = _Held(range(0), is_first_stage=first, is_last_stage=last)
+        need, method = resolved.quantization_need(), resolved.quantization
+        return _weights(resolved.model_family, resolved.model.hf_config, infos, method, need, 1, held).num_bytes
+
+    if resolved.tensor_parallel == 1:
+        both, last = ends(first=True, last=True), ends(first=False, last=True)
+        return both - last
+    return ends(first=parts.embedding, last=parts.output)
 
 
 def _draft_weights(model: ResolvedDraftModel, device_type: str) -> _Weights:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -30,7 +31,7 @@ from dovetail.worker.kv_storage import KVStorage
 from dovetail.worker.machine.environment import detect_environment
 from dovetail.worker.memory import check_weights_fit, kv_bytes
 from dovetail.worker.pooling.head import ScoreHead
-from dovetail.worker.reading import CheckpointMarks, current_marks, read_module, read_weights
+from dovetail.worker.reading import CheckpointMarks, current_marks, read_module, read_parts, read_weights
 from dovetail.worker.speculation.loaded import LoadedSpeculation, load_speculation
 from dovetail.worker.stage_link import create_link
 from dovetail.worker.weight_update.targets import ModuleTarget, UpdateTarget
@@ -164,15 +165,28 @@ class LoadedModel:
         self._marks = read_weights(
             self.setup.plugins, self.model, self.context, config.weight_format, config.model.files, self.head
         )
+        copy = self.speculation.copy
+        if copy is not None:
+            read_parts(self.setup.plugins, copy.module, copy.context, config.weight_format, config.model.files)
         self._is_updated = False
         self.speculation.target_changed()
 
-    def update_target(self) -> UpdateTarget:
-        """What an update of the model's weights writes to."""
-        config = self.setup.config
-        return ModuleTarget(
-            self.setup.plugins, config.model_family, config.model.hf_config, self.model, self.context, self.head
-        )
+    @property
+    def weights(self) -> torch.nn.Module:
+        """The modules whose weights are the model's: itself, and copies of parts of it."""
+        modules: list[Any] = [self.model]
+        if self.speculation.copy is not None:
+            modules.append(self.speculation.copy.module)
+        return torch.nn.ModuleList(modules)
+
+    def update_targets(self) -> Sequence[UpdateTarget]:
+        """What an update of the model's weights writes to: the model, and copies of parts of it."""
+        config, plugins, copy = self.setup.config, self.setup.plugins, self.speculation.copy
+        family, hf_config = config.model_family, config.model.hf_config
+        targets = [ModuleTarget(plugins, family, hf_config, self.model, self.context, self.head)]
+        if copy is not None:
+            targets.append(ModuleTarget(plugins, family, hf_config, copy.module, copy.context))
+        return targets
 
     def weights_replaced(self) -> None:
         """Other weights were written than those of the checkpoint."""

@@ -22,7 +22,7 @@ def check_weights_fit(config: ResolvedConfig, device: Device) -> None:
     if device.torch_device.type == "cpu":
         return
     estimate = estimate_memory(config, detect_environment(config.device_type))
-    refuse_weights(estimate.weight_bytes + estimate.adapter_bytes, device.memory(), config)
+    refuse_weights(estimate.weight_bytes + estimate.target_copy_bytes + estimate.adapter_bytes, device.memory(), config)
 
 
 def refuse_weights(needed: int, memory: DeviceMemory, config: ResolvedConfig) -> None:

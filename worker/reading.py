@@ -58,6 +58,14 @@ def read_module(
     return model, marks
 
 
+def read_parts(
+    plugins: LoadedPlugins, module: CausalLM, context: BuildContext, weight_format: Component, files: ModelFiles
+) -> None:
+    """The weights of some parts of a model, which pass over those of the others. Raises `ModelError`."""
+    with torch.inference_mode():
+        _read(plugins, module, context, weight_format, files, None, None)
+
+
 def read_weights(
     plugins: LoadedPlugins,
     model: CausalLM,

@@ -145,8 +145,8 @@ class SleepingWorker:
             return lost_sleeper(self._device, pages)
         if name == WEIGHTS:
             slots = loaded.adapters.tensors if loaded.adapters is not None else []
-            return weights_sleeper(self._device, loaded.model, slots, level, pages=pages)
+            return weights_sleeper(self._device, loaded.weights, slots, level, pages=pages)
         label = drafter_label(name)
         if label is None:
             raise PluginError(f"the engine lets {name!r} sleep, which is no region of a worker")
-        return kept_sleeper(self._device, loaded.speculation.weights(label), but=loaded.model, pages=pages)
+        return kept_sleeper(self._device, loaded.speculation.weights(label), but=loaded.weights, pages=pages)

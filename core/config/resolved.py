@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from dovetail.contracts.draft_target import TargetParts
 from dovetail.contracts.grammar import GrammarLimits
 from dovetail.contracts.kv import KVSpec
 from dovetail.contracts.model import ModelSize
@@ -160,6 +161,8 @@ class ResolvedDrafter:
     """Whether one of them has layers of its own."""
     runs_target: bool = False
     """Whether it runs some of the target's layers."""
+    target_parts: TargetParts = field(default_factory=TargetParts)
+    """Parts of the target that it calls, its stages left out."""
 
     @property
     def bytes_per_token(self) -> int:
@@ -325,6 +328,16 @@ class ResolvedConfig:
             return None
         start = sum(self.stage_layers[:stage])
         return range(start, start + self.stage_layers[stage])
+
+    @property
+    def copied_parts(self) -> TargetParts:
+        """Parts of the model that drafters call and the rank that drafts does not hold whole: it gets copies. Where the
+        output layer is tied to the embedding, the last stage may hold that all the same."""
+        parts = [] if self.speculation is None else [one.target_parts for one in self.speculation.drafters.values()]
+        return TargetParts(
+            embedding=self.num_ranks > 1 and any(part.embedding for part in parts),
+            output=self.tensor_parallel > 1 and any(part.output for part in parts),
+        )
 
     def quantization_need(self) -> QuantizationNeed:
         """What the quantization method is asked for, at its creation as at its check."""

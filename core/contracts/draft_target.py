@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dovetail.contracts.speculation import DraftWorker
+from dovetail.contracts.speculation import DraftWorker, SpeculationNeed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -113,6 +113,35 @@ class NamesWeights(DraftWorker):
     def own_weights(self) -> Iterable[torch.Tensor | torch.nn.Module]:
         """Returns the tensors, and the modules whose tensors are meant. The host copies their content, gives their
         memory back and later fills it again; they stay the same objects, and `propose` is not called meanwhile."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetParts:
+    """Parts of the target that a drafter calls."""
+
+    embedding: bool = False
+    """`DraftSetup.embed`."""
+    output: bool = False
+    """`DraftSetup.compute_logits`."""
+
+    def __bool__(self) -> bool:
+        return self.embedding or self.output
+
+
+class CallsTarget(DraftWorker):
+    """A drafter that calls `DraftSetup.embed` or `compute_logits`, and drafts for targets on any number of ranks: it
+    sets `DraftCapabilities.tensor_parallel` to None.
+
+    Where tensor-parallel ranks share these parts, or another pipeline stage holds them, the host reads whole copies of
+    those that the drafter names, on the rank that drafts alone. Weight updates and wake-ups renew them. A part that is
+    not named raises `PluginError` there.
+    """
+
+    @classmethod
+    @abstractmethod
+    def target_parts(cls, options: Any, need: SpeculationNeed) -> TargetParts:
+        """Returns the parts that the drafter calls with these options, an instance of `cls.Options`, also when it is
+        created. Called after `check`."""
 
 
 class CopiesTarget(DraftWorker):

@@ -113,7 +113,7 @@ KINDS: dict[str, Kind] = {
         Kind(
             "draft_worker",
             "dovetail.contracts.speculation:DraftWorker",
-            ContractVersion(1, 3),
+            ContractVersion(1, 4),
             "guessed tokens, chain or tree",
             "dovetail.contracts.speculation:SpeculationNeed",
         ),

@@ -38,7 +38,7 @@ class DraftCapabilities:
 
     tensor_parallel: int | None = 1
     """Most tensor-parallel ranks of the target: 1 for drafters that use the target's embedding or unembedding, which no
-    single rank holds. None: any number."""
+    single rank holds, and do not name them (`CallsTarget`). None: any number."""
     trees: bool = False
     """The drafter can propose trees; the attention backend must then serve tree masks, unless
     `TreesByOption.proposes_trees` returns False for the options."""
@@ -210,11 +210,11 @@ class DraftSetup:
     device: torch.device
     dtype: torch.dtype
     embed: Callable[[torch.Tensor], torch.Tensor]
-    """The target's token embedding: int64 [N] -> [N, hidden_size]. With several tensor-parallel ranks it raises
-    `PluginError`: all ranks would have to take part, and drafters run on one."""
+    """The target's token embedding: int64 [N] -> [N, hidden_size]. With several ranks it raises `PluginError` unless
+    the drafter is a `CallsTarget` that names it: all ranks would have to take part, and drafters run on one."""
     compute_logits: Callable[[torch.Tensor], torch.Tensor]
     """The target's unembedding: [N, hidden_size] -> [N, vocab_size]. Raises `PluginError` likewise; a drafter that
-    needs either leaves `DraftCapabilities.tensor_parallel` at 1, or refuses more in `check`."""
+    needs either is a `CallsTarget`, leaves `DraftCapabilities.tensor_parallel` at 1, or refuses more in `check`."""
     num_layers: int
     """Number of the target's decoder layers."""
     distributions: Callable[[torch.Tensor, Sequence[SamplingParams]], torch.Tensor]

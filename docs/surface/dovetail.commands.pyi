@@ -7,6 +7,7 @@ from dovetail.config.resolved import ResolvedCache, ResolvedGrammar, ResolvedKVC
 from dovetail.config.schema import EngineConfig
 from dovetail.config.tree import KeyPath
 from dovetail.contracts.dialect import Dialect
+from dovetail.contracts.draft_target import TargetParts
 from dovetail.contracts.engine_client import EngineFacts
 from dovetail.contracts.errors import DovetailError
 from dovetail.contracts.plugin import Environment, Plugin, PluginOptions
@@ -105,6 +106,7 @@ class MemoryEstimate:
     max_concurrency: float | None
     adapter_bytes: int = 0
     stages: tuple[StageEstimate, ...] = ()
+    target_copy_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,8 @@ class ResolvedConfig:
     @property
     def num_ranks(self) -> int: ...
     def layers_of_stage(self, stage: int) -> range | None: ...
+    @property
+    def copied_parts(self) -> TargetParts: ...
     def quantization_need(self) -> QuantizationNeed: ...
     @property
     def is_strict(self) -> bool: ...

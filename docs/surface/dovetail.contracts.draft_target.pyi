@@ -2,7 +2,7 @@ import numpy as np, torch
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from dovetail.contracts.speculation import DraftWorker
+from dovetail.contracts.speculation import DraftWorker, SpeculationNeed
 from typing import Any
 
 
@@ -49,6 +49,19 @@ class UpdatesWeights(DraftWorker):
 class NamesWeights(DraftWorker):
     @abstractmethod
     def own_weights(self) -> Iterable[torch.Tensor | torch.nn.Module]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetParts:
+    embedding: bool = False
+    output: bool = False
+    def __bool__(self) -> bool: ...
+
+
+class CallsTarget(DraftWorker):
+    @classmethod
+    @abstractmethod
+    def target_parts(cls, options: Any, need: SpeculationNeed) -> TargetParts: ...
 
 
 class CopiesTarget(DraftWorker):

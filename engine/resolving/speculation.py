@@ -12,7 +12,7 @@ from dovetail.config.tree import KeyPath, dotted, nearest
 from dovetail.contracts.attention import AttentionNeed
 from dovetail.contracts.draft_length import LengthNeed
 from dovetail.contracts.draft_stages import ComposesDrafters, StageAbilities, with_stages
-from dovetail.contracts.draft_target import RunsTarget
+from dovetail.contracts.draft_target import CallsTarget, RunsTarget, TargetParts
 from dovetail.contracts.errors import ConfigError, DovetailError, PluginError
 from dovetail.contracts.kv import KVSpec, LatentSpec
 from dovetail.contracts.needs import reasons_against
@@ -63,6 +63,7 @@ def choose_speculation(
     )
     resolved = _Drafters(state, section, need, target).all()
     refuse_over_stages(stage_layers, resolved)
+    _refuse_copies(state, target, resolved)
     trees = any(drafter.trees for drafter in resolved.values())
     judged = AcceptanceNeed(need.device_type, need.vocab_size, need.num_tokens, trees=trees, lossless=state.is_strict)
     acceptance = choose(state, ACCEPTANCE, judged).component
@@ -205,6 +206,7 @@ def _resolved_drafter(
         stages=tuple(stages),
         stages_keep_layers=any(stage.kv_cache for stage in stages.values()),
         runs_target=_runs_target(chosen, need) or any(stage.runs_target for stage in stages.values()),
+        target_parts=_target_parts(chosen, need),
     )
 
 
@@ -236,6 +238,30 @@ def _runs_target(drafter: Chosen[DraftWorker], need: SpeculationNeed) -> bool:
             "drafters run on one: set executor.tensor_parallel to 1, or choose another drafter"
         )
     return True
+
+
+def _target_parts(drafter: Chosen[DraftWorker], need: SpeculationNeed) -> TargetParts:
+    plugin = drafter.plugin
+    if not issubclass(plugin, CallsTarget):
+        return TargetParts()
+    with drafter.calling("target_parts"):
+        return plugin.target_parts(drafter.options, need)
+
+
+def _refuse_copies(state: Resolution, target: ChosenModel, drafters: Mapping[str, ResolvedDrafter]) -> None:
+    """Raises `ConfigError` for drafters that call parts of the target that no rank holds, where the model family cannot
+    build these alone."""
+    executor = state.config.executor
+    if executor.tensor_parallel == 1 or target.family.plugin.capabilities.stages:
+        return
+    for drafter in drafters.values():
+        if drafter.target_parts:
+            raise ConfigError(
+                f"{_key(drafter.name)} ({drafter.component.name}): it calls the target's embedding or output layer,"
+                f" which {executor.tensor_parallel} tensor-parallel ranks hold in parts, and the model family"
+                f" {target.family.component.name} builds no whole copy of them (capability `stages`); set"
+                " executor.tensor_parallel to 1, or choose another drafter"
+            )
 
 
 def _reads_tokenizer(drafter: Chosen[DraftWorker]) -> bool:

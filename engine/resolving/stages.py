@@ -53,7 +53,7 @@ def _against_stages(drafter: ResolvedDrafter, first_layer: int) -> str | None:
     if missing:
         return f"it reads the states that enter layers {missing}, which other stages than the last compute"
     if drafter.abilities.tensor_parallel == 1:
-        return "it reads the target's embedding, which the first stage has, and drafters run on the last stage"
+        return "it drafts for targets on one rank only (DraftCapabilities.tensor_parallel), and stages are several"
     return None
 
 

@@ -159,6 +159,9 @@ def _print_memory(console: Console, estimate: MemoryEstimate, *, keeps_latents: 
     ]
     if estimate.draft_weight_bytes:
         rows.append(("draft models", _size(estimate.draft_weight_bytes)))
+    if estimate.target_copy_bytes:
+        what = "whole embedding or output layer, for drafters, on the rank that drafts"
+        rows.append(("copies", f"{_size(estimate.target_copy_bytes)} ({what})"))
     if estimate.adapter_bytes:
         rows.append(("adapter slots", _size(estimate.adapter_bytes)))
     if estimate.draft_bytes_per_token:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 
 from dovetail.contracts.attention import AttentionModule
-from dovetail.contracts.draft_target import CopiesTarget, NamesWeights, UpdatesWeights
+from dovetail.contracts.draft_target import CallsTarget, CopiesTarget, NamesWeights, TargetParts, UpdatesWeights
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.kv import KVSpec
 from dovetail.contracts.plugin import Environment
@@ -40,10 +40,12 @@ class EagleOptions(StateDraftOptions):
     bits where that is fast."""
 
 
-class EagleDrafter(BuildsLayers, ReadsHiddenLayers, StateDrafter, UpdatesWeights, NamesWeights, CopiesTarget):
+class EagleDrafter(
+    BuildsLayers, ReadsHiddenLayers, StateDrafter, UpdatesWeights, NamesWeights, CopiesTarget, CallsTarget
+):
     """Runs a head over the pairs of tokens and states."""
 
-    contract: ClassVar[tuple[int, int]] = (1, 3)
+    contract: ClassVar[tuple[int, int]] = (1, 4)
     Options = EagleOptions
     options: EagleOptions
 
@@ -71,11 +73,6 @@ class EagleDrafter(BuildsLayers, ReadsHiddenLayers, StateDrafter, UpdatesWeights
                 f"{need.vocab_size}: it was trained for another model."
             )
         shared = [name for name in ("embed_tokens", "lm_head") if f"{name}.weight" not in names]
-        if shared and need.tensor_parallel > 1:
-            reasons.append(
-                f"the head in {directory} shares the target's {' and '.join(shared)}, which {need.tensor_parallel} "
-                "ranks hold in parts, and drafters run on one; set executor.tensor_parallel to 1."
-            )
         if shared and head.hidden_size != head.target_hidden_size:
             reasons.append(
                 f"the head in {directory} has states of {head.hidden_size} numbers and lacks {' and '.join(shared)}; "
@@ -84,6 +81,15 @@ class EagleDrafter(BuildsLayers, ReadsHiddenLayers, StateDrafter, UpdatesWeights
         if "lm_head.weight" not in names and head.draft_vocab_size != head.vocab_size:
             reasons.append(f"the head in {directory} has a vocabulary of its own, but no lm_head.weight for it.")
         return reasons
+
+    @classmethod
+    def target_parts(cls, options: EagleOptions, need: SpeculationNeed) -> TargetParts:
+        """Those that the head's file lacks."""
+        names = tensor_names(options.path)
+        return TargetParts(
+            embedding="embed_tokens.weight" not in names,
+            output="lm_head.weight" not in names,
+        )
 
     @classmethod
     def caches(cls, options: EagleOptions, need: SpeculationNeed) -> Sequence[KVSpec]:

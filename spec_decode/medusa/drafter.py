@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from dovetail.contracts.draft_target import CopiesTarget, NamesWeights, UpdatesWeights
+from dovetail.contracts.draft_target import CallsTarget, CopiesTarget, NamesWeights, TargetParts, UpdatesWeights
 from dovetail.contracts.errors import ModelError
 from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.contracts.speculation import (
@@ -47,14 +47,15 @@ class MedusaOptions(PluginOptions):
     `auto`, which rounds to 8 bits where that is fast."""
 
 
-class MedusaDrafter(BuildsLayers, TreesByOption, UpdatesWeights, NamesWeights, CopiesTarget):
+class MedusaDrafter(BuildsLayers, TreesByOption, UpdatesWeights, NamesWeights, CopiesTarget, CallsTarget):
     """Guesses with trained heads. Chains and trees are the most likely candidates, not draws: no draft distributions
     are given, so an acceptance rule counts each draft as certain."""
 
-    contract: ClassVar[tuple[int, int]] = (1, 3)
+    contract: ClassVar[tuple[int, int]] = (1, 4)
     Options = MedusaOptions
-    # The heads share the target's unembedding, which no single tensor-parallel rank holds.
-    capabilities = DraftCapabilities(trees=True, needs_hidden_states=True, confidence=True, stateless=True)
+    capabilities = DraftCapabilities(
+        tensor_parallel=None, trees=True, needs_hidden_states=True, confidence=True, stateless=True
+    )
     options: MedusaOptions
 
     @classmethod
@@ -66,6 +67,12 @@ class MedusaDrafter(BuildsLayers, TreesByOption, UpdatesWeights, NamesWeights, C
     @classmethod
     def quantization(cls, options: MedusaOptions) -> str | Mapping[str, Any] | None:
         return options.quantization
+
+    @classmethod
+    def target_parts(cls, options: MedusaOptions, need: SpeculationNeed) -> TargetParts:
+        """The output layer, unless the heads have their own; bundled heads know their target by its embedding."""
+        layout = read_layout(_folder(options, need.hidden_size, need.vocab_size))
+        return TargetParts(embedding=options.path is None, output=not layout.has_unembedding)
 
     @classmethod
     def check(cls, need: SpeculationNeed, options: Any, environment: Environment) -> list[str]:

@@ -444,11 +444,6 @@ def test_weights_that_do_not_fit_their_config_are_refused(make_llm: Callable[...
         make_llm(save_head(tmp_path, head_config(1), tensors))
 
 
-def test_shared_embeddings_and_several_ranks_are_refused(target: Target, make_llm: Callable[..., LLM]) -> None:
-    with pytest.raises(ConfigError, match="shares the target's embed_tokens and lm_head, which 2 ranks hold in parts"):
-        make_llm(target.heads[1], executor={"name": "multiproc", "tensor_parallel": 2})
-
-
 def test_layers_of_a_family_that_hides_them_are_refused(make_llm: Callable[..., LLM], tmp_path: Path) -> None:
     save_tiny_model(tmp_path / "gemma", tiny_config("gemma2", num_hidden_layers=LAYERS))
     head = save_head(tmp_path / "head", head_config(3), random_head(3))

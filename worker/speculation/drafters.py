@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,6 +40,7 @@ from dovetail.worker.kv_storage import KVStorage
 from dovetail.worker.reading import read_module
 from dovetail.worker.speculation.draft_sampling import draft_distributions, draft_draw
 from dovetail.worker.speculation.stages import HostStage
+from dovetail.worker.speculation.target_copy import TargetCopy, target_calls
 from dovetail.worker.speculation.target_passes import BatchPasses, pages_batch, proposing
 from dovetail.worker.speculation.top_tokens import check_count
 from dovetail.worker.weight_update.targets import DrafterTarget, ModuleTarget, UpdateTarget
@@ -132,6 +133,7 @@ def load_drafters(
     model: CausalLM,
     context: BuildContext,
     tokenizers: DraftTokenizers,
+    copy: TargetCopy | None = None,
 ) -> dict[str, LoadedDrafter]:
     """The drafters of a config's `section` with their weights, by name: stages before the drafters that ask them."""
     drafters = section.drafters
@@ -141,7 +143,9 @@ def load_drafters(
             HostStage(one.config, one.worker, drafter.hidden_layers, one.num_top_tokens, one.passes)
             for one in (loaded[label] for label in drafter.stages)
         )
-        loaded[drafter.name] = _load_drafter(config, section, plugins, drafter, stages, model, context, tokenizers)
+        loaded[drafter.name] = _load_drafter(
+            config, section, plugins, drafter, stages, model, context, tokenizers, copy
+        )
     return {name: loaded[name] for name in drafters}
 
 
@@ -160,6 +164,7 @@ def _load_drafter(
     model: CausalLM,
     context: BuildContext,
     tokenizers: DraftTokenizers,
+    copy: TargetCopy | None,
 ) -> LoadedDrafter:
     dtype = config.model.dtype if drafter.model is None else drafter.model.dtype
     pages = BatchPages()
@@ -179,7 +184,7 @@ def _load_drafter(
     plugin, options = plugins.get(drafter.component)
     passes = BatchPasses(model, context.device) if drafter.runs_target else None
     setup = replace(
-        _draft_setup(config, section, drafter, model, context),
+        _draft_setup(config, section, drafter, model, context, copy),
         wants_confidence=_wants_confidence(drafter.name, section, plugins),
         tokenizer_json=tokenizers.target if drafter.reads_tokenizer else None,
         stages={stage.name: stage for stage in stages},
@@ -227,8 +232,10 @@ def _draft_setup(
     drafter: ResolvedDrafter,
     model: CausalLM,
     context: BuildContext,
+    copy: TargetCopy | None,
 ) -> DraftSetup:
     """What every drafter is given of the target."""
+    embed, compute_logits = target_calls(model, context, copy)
     return DraftSetup(
         vocab_size=config.model.vocab_size,
         hidden_size=section.hidden_size,
@@ -237,8 +244,8 @@ def _draft_setup(
         num_tokens=drafter.num_tokens,
         device=context.device,
         dtype=context.dtype,
-        embed=_on_one_rank(model.embed, "embed", context),
-        compute_logits=_on_one_rank(model.compute_logits, "compute_logits", context),
+        embed=embed,
+        compute_logits=compute_logits,
         num_layers=config.model.size.num_layers,
         distributions=draft_distributions,
         draw=draft_draw,
@@ -298,22 +305,6 @@ def _load_model(
         plugins, model.family, model.hf_config, model.size, context, model.weight_format, model.files
     )
     return DraftModel(module, context.attention_layers, context.max_model_len, vocab_size=model.size.vocab_size)
-
-
-def _on_one_rank(
-    function: Callable[[torch.Tensor], torch.Tensor], name: str, context: BuildContext
-) -> Callable[[torch.Tensor], torch.Tensor]:
-    """What a drafter, which runs on one rank alone, may call of a model: nothing that other ranks take part in."""
-    if context.communicator.size == 1:
-        return function
-
-    def refuse(tensor: torch.Tensor) -> torch.Tensor:
-        raise PluginError(
-            f"DraftSetup.{name} needs all {context.communicator.size} tensor-parallel ranks, and drafters run on one; "
-            "set executor.tensor_parallel to 1, or choose a drafter that does without it"
-        )
-
-    return refuse
 
 
 def bind_drafters(

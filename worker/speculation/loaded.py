@@ -24,6 +24,7 @@ from dovetail.worker.weight_update.targets import UpdateTarget
 if TYPE_CHECKING:
     from dovetail.worker.largest_step import JudgedRows
     from dovetail.worker.speculation.speculation import Speculation
+    from dovetail.worker.speculation.target_copy import TargetCopy
 
 
 def load_speculation(
@@ -54,6 +55,9 @@ class LoadedSpeculation(ABC):
     """States between the target's layers that are wanted on this rank."""
     extra_caches: Mapping[str, tuple[LayerCache, ...]]
     """By drafter, what each of its own attention layers caches on this rank."""
+
+    copy: TargetCopy | None = None
+    """Whole copies of parts of the target that drafters call; None where this rank has none."""
 
     @abstractmethod
     def largest_rows(self, device: torch.device) -> Sequence[JudgedRows]:

@@ -36,6 +36,7 @@ from dovetail.worker.speculation.lengths import create_lengths
 from dovetail.worker.speculation.loaded import LoadedSpeculation, unknown_drafter
 from dovetail.worker.speculation.rules import Rules, create_rules
 from dovetail.worker.speculation.speculation import Speculation
+from dovetail.worker.speculation.target_copy import load_copy
 from dovetail.worker.speculation.top_tokens import TopTokenRecords
 from dovetail.worker.speculation.verifier import DraftedRequest, Verifier
 from dovetail.worker.speculation.waiting_states import WaitingStates
@@ -63,7 +64,10 @@ class LoadedDrafters(LoadedSpeculation):
         self._model = model
         self._context = context
         self._answers = answers
-        self._drafters = load_drafters(config, section, plugins, model, context, tokenizers) if answers else {}
+        self.copy = load_copy(config, plugins, model, context) if answers else None
+        self._drafters = (
+            load_drafters(config, section, plugins, model, context, tokenizers, self.copy) if answers else {}
+        )
         self._outdated: set[str] = set()
         """Drafters that have a copy of weights that the target has no more."""
         self.max_query_len = 1 + max(drafter.num_tokens for drafter in section.drafters.values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial as bound
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ class WeightUpdater:
         self._loaded = loaded
         self._transport: WeightTransport | None = None
         self._staged: dict[str, StagedWeights] = {}
-        self._targets: dict[str, UpdateTarget | None] = {}
+        self._targets: dict[str, Sequence[UpdateTarget]] = {}
         self._is_partial = False
 
     def connect(self, init_info: Mapping[str, Any]) -> None:
@@ -66,7 +66,7 @@ class WeightUpdater:
             raise PluginError("the engine asks for a bucket before the transport is connected")
         if target not in self._staged:
             self._targets[target] = found = self._find(target)
-            formats = frozenset() if found is None else found.packed_formats
+            formats = found[0].packed_formats if found else frozenset[str]()
             self._staged[target] = StagedWeights(formats, copies=not transport.capabilities.keeps_tensors)
         self._staged[target].add(transport.receive(update_info))
 
@@ -74,8 +74,7 @@ class WeightUpdater:
         """Checks what came; returns the checksum of the new weights. `before`: as in `checksum_of`. Raises `ModelError`
         with names and shapes."""
         for name, staged in self._staged.items():
-            target = self._targets[name]
-            if target is not None:
+            for target in self._targets[name]:
                 target.check(staged, partial=self._is_partial)
         return checksum_of(self._digests(), before)
 
@@ -103,9 +102,12 @@ class WeightUpdater:
         if transport is not None:
             transport.close()
 
-    def _find(self, target: str) -> UpdateTarget | None:
-        """None on ranks that have no part of it: only the one that drafts has drafters."""
-        return self._loaded.update_target() if target == MODEL else self._loaded.speculation.update_target(target)
+    def _find(self, target: str) -> Sequence[UpdateTarget]:
+        """Empty on ranks that have no part of it: only the one that drafts has drafters."""
+        if target == MODEL:
+            return self._loaded.update_targets()
+        found = self._loaded.speculation.update_target(target)
+        return () if found is None else (found,)
 
     def _digests(self) -> Iterator[tuple[str, str]]:
         for name, staged in self._staged.items():
@@ -114,8 +116,7 @@ class WeightUpdater:
 
     def _write(self) -> None:
         for name, staged in self._staged.items():
-            target = self._targets[name]
-            if target is not None:
+            for target in self._targets[name]:
                 target.load(staged.tensors(), partial=self._is_partial)
         if MODEL in self._staged:
             self._loaded.weights_replaced()

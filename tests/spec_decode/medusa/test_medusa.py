@@ -214,7 +214,6 @@ def test_missing_and_truncated_files_are_named(tmp_path: Path) -> None:
     [
         ({"hidden_size": 16}, {}, "trained for a hidden size of 8, the target has 16"),
         ({"num_tokens": 5}, {}, "num_tokens is 5, and there are 4 heads"),
-        ({"tensor_parallel": 2}, {}, "up to 1 tensor-parallel rank, not 2"),
         ({"num_tokens": 2}, {"tree": [[0], [1], [2]]}, "the tree has 3 nodes, and num_tokens allows 2"),
         ({"num_tokens": 9}, {"tree": [[0], [0, 0], [0] * 3, [0] * 4, [0] * 5]}, "5 tokens deep, and there are 4 heads"),
         ({}, {"tree": [[0, 0]]}, "no parent"),
