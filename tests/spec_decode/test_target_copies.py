@@ -151,7 +151,6 @@ def test_the_last_of_two_stages_drafts_as_one_process(models: Models, alone: dic
     [
         ("old", {}, 0),
         ("old", {"tensor_parallel": 2}, 2),
-        ("tied", {"tensor_parallel": 2}, 1),
         ("old", {"pipeline_parallel": 2}, 1),
         ("tied", {"pipeline_parallel": 2}, 0),
     ],
