@@ -360,17 +360,9 @@ class ServerSection(Section):
     port: int = Field(default=8000, ge=0, le=65535, description="0: a free one")
     uds: str | None = Field(default=None, description="Path of a Unix socket, in place of host and port")
     api_server_count: int = Field(default=1, ge=1, description="Processes that speak HTTP; all serve one engine")
-    data_parallel_size: int = Field(
-        default=1, ge=1, description="Replicas of the engine, each in a process of its own with all of the model"
-    )
-    router: ComponentSection = Field(
-        default=ComponentSection(), description="Which replica takes a request, where there are several"
-    )
-    retries: int = Field(
-        default=2,
-        ge=0,
-        description="Times that a request moves to another replica if its own dies before its first output",
-    )
+    data_parallel_size: int = Field(default=1, ge=1, description="Replicas of the engine, each with all of the model")
+    router: ComponentSection = Field(default=ComponentSection(), description="Which replica takes a request")
+    retries: int = Field(default=2, ge=0, description="Moves of a request whose replica dies before its first output")
     served_model_name: list[str] = Field(
         default_factory=list,
         description="Names that requests may give as `model`, the first of which responses show; empty: model.path",
@@ -570,6 +562,7 @@ PLACES: tuple[Place, ...] = (
     Place(("experiments", "*"), ExperimentSection),
     Place(("experiments", "*", "arms", "*"), ArmSection),
     Place(("server",), ServerSection, nullable=True),
+    Place(("server", "router"), ComponentSection, "router", "name"),
     Place(("server", "routes", "*"), NamedSection, "route", "name", nullable=True),
     Place(("server", "cors"), CORSSection),
     Place(("server", "tls"), TLSSection, nullable=True),

@@ -20,7 +20,7 @@ from dovetail.engine.resolving.cache import choose_kv_dtype, plan_cache, refuse_
 from dovetail.engine.resolving.choose import choose
 from dovetail.engine.resolving.dialect import choose_dialect
 from dovetail.engine.resolving.encoder import no_cache, settle_encoder
-from dovetail.engine.resolving.executor import find_executor, settle_executor
+from dovetail.engine.resolving.executor import FoundExecutor, find_executor, settle_executor
 from dovetail.engine.resolving.experiments import describe_experiments
 from dovetail.engine.resolving.grammar import choose_grammar
 from dovetail.engine.resolving.kv_connector import choose_kv_connector
@@ -90,9 +90,7 @@ def create_resolution(
 def run_rules(state: Resolution) -> ResolvedConfig:
     """Runs every rule, in an order in which each finds what it needs. Where one raises, `state` holds the decisions
     that were made before."""
-    config = state.config
-    settle_lock(state)
-    found = find_executor(state)
+    config, found = state.config, _find_executor(state)
     model = choose_model(state)
     stage_layers = choose_stage_layers(state, model)
     lora = settle_lora(state, model.dtype)
@@ -148,6 +146,12 @@ def run_rules(state: Resolution) -> ResolvedConfig:
         values=state.values,
     )
     return _complete(state, resolved)
+
+
+def _find_executor(state: Resolution) -> FoundExecutor:
+    """Before everything else but what a lock says."""
+    settle_lock(state)
+    return find_executor(state)
 
 
 def _bytes_per_token(
