@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from dovetail.contracts.draft_stages import ComposesDrafters, DraftStage, StageAbilities
-from dovetail.contracts.draft_target import ReadsTopTokens, RunsTarget, TopTokens
+from dovetail.contracts.draft_target import CallsTarget, ReadsTopTokens, RunsTarget, TargetParts, TopTokens
 from dovetail.contracts.errors import PluginError
 from dovetail.contracts.model import ModelContext
 from dovetail.contracts.needs import reasons_against
@@ -299,13 +299,22 @@ class DraftWorkerSuite(PluginSuite):
             pytest.skip(f"{self.plugin.__name__} guesses nothing for {of}")
 
     def test_drafts_over_as_many_ranks_as_it_declares(self) -> None:
-        """Over several ranks none holds the target's whole embedding, and a drafter that asks for it gets an error."""
+        """Over several ranks none holds the target's whole embedding and output layer but for drafters that name them
+        (`CallsTarget`); a drafter that calls what it did not name gets an error."""
         self.require(tensor_parallel=2)
         need = replace(self.need(), tensor_parallel=2)
         environment = Environment("cpu", num_cpus=2, memory_bytes=2**34)
         if reasons := reasons_against(self.plugin, need, self._options(), environment):
             pytest.skip(" ".join(reasons))
-        setup = replace(self.setup(), embed=_held_by_no_rank, compute_logits=_held_by_no_rank)
+        setup = self.setup()
+        parts = (
+            self.plugin.target_parts(self._options(), need) if issubclass(self.plugin, CallsTarget) else TargetParts()
+        )
+        setup = replace(
+            setup,
+            embed=setup.embed if parts.embedding else _held_by_no_rank,
+            compute_logits=setup.compute_logits if parts.output else _held_by_no_rank,
+        )
         for draft in self._create(setup).propose(self.batch(3)):
             self.check(draft, self.num_tokens)
 
