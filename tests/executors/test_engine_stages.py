@@ -78,7 +78,7 @@ def test_stages_of_two_ranks_each(tmp_path: Path, model_type: str) -> None:
     save_tiny_model(tmp_path, tiny_config(model_type))
     with LLM(**sections(tmp_path)) as llm:
         expected = [tokens(llm.generate(PROMPTS, params)) for params in (GREEDY, SEEDED)]
-    with LLM(**sections(tmp_path, 2, 2, cache=SHORT_OF_BLOCKS)) as llm:
+    with LLM(**sections(tmp_path, 2, 2)) as llm:
         assert [tokens(llm.generate(PROMPTS, params)) for params in (GREEDY, SEEDED)] == expected
 
 

@@ -97,7 +97,7 @@ def test_fewer_workers_than_ranks_are_refused_by_the_name_of_the_executor(start:
     [
         ("SpeaksForOthers", 3, r"SpeaksForOthers' breaks .* 1 stages of 1 worker, and 1 stages of 3 workers"),
         ("Forgets", 1, r"Forgets' has 0 workers \(as many answered 'initialize_cache'\)"),
-        ("SharesWithNobody", 1, "layers are not split over stages yet"),
+        ("SharesWithNobody", 1, "gave rank 0 of 2 no init_method"),
         ("HidesTheRendezvous", 2, "gave rank 0 of 2 no init_method"),
     ],
 )

@@ -118,7 +118,7 @@ def busy_server(llm: LLM) -> Iterator[str]:
 def test_the_figures_of_a_real_engine(busy_server: str, llm: LLM) -> None:
     data = json.loads(run(busy_server, "--once", "--json"))
     assert data["url"] == f"http://{busy_server}/metrics"
-    assert data["now"] == {"running": 0, "waiting": 0, "kv_usage": 0.0, "sinks_off": []}
+    assert data["now"] == {"running": 0, "waiting": 0, "kv_usage": 0.0, "sinks_off": [], "engines": {}}
     last, total = data["interval"], data["since_start"]
     assert (last["generation_tokens"], total["generation_tokens"]) == (60, 120)
     assert (last["ended"], total["ended"]) == ({"length": 3}, {"length": 6})
