@@ -310,11 +310,9 @@ class DraftWorkerSuite(PluginSuite):
         parts = (
             self.plugin.target_parts(self._options(), need) if issubclass(self.plugin, CallsTarget) else TargetParts()
         )
-        setup = replace(
-            setup,
-            embed=setup.embed if parts.embedding else _held_by_no_rank,
-            compute_logits=setup.compute_logits if parts.output else _held_by_no_rank,
-        )
+        embed = setup.embed if parts.embedding else _held_by_no_rank
+        compute_logits = setup.compute_logits if parts.output else _held_by_no_rank
+        setup = replace(setup, embed=embed, compute_logits=compute_logits)
         for draft in self._create(setup).propose(self.batch(3)):
             self.check(draft, self.num_tokens)
 
