@@ -286,8 +286,8 @@ class Cohorts:
 
 
 def _in_flight(flights: Iterable[Step]) -> tuple[set[Sequence], set[Sequence]]:
-    """Requests in flight: those that must wait until their step is committed, since they get a token or gave way
-    meanwhile, and those of which more tokens are known."""
+    """Requests in flight: those that must wait until their step is committed, since they get a token or were
+    preempted meanwhile, and those of which more tokens are known."""
     busy: set[Sequence] = set()
     following: set[Sequence] = set()
     for flight in flights:

@@ -380,7 +380,7 @@ class EngineCore:
 
     def _schedule_cohort(self, cohorts: Cohorts) -> Schedule:
         """What the scheduler decides about the cohort that has its turn. Where nobody can run so, and no step is in
-        flight, it decides about all: who gives way is for it to say, and whoever is best goes on."""
+        flight, it decides about all: it says who is preempted, and whoever is best goes on."""
         turn = cohorts.begin(self._flights)
         schedule = None
         if turn is not None:

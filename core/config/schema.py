@@ -176,6 +176,11 @@ class ExecutorSection(ComponentSection):
     )
     enforce_eager: bool = Field(default=False, description="Capture and replay nothing, whatever the executor would do")
 
+    @property
+    def num_ranks(self) -> int:
+        """Workers, over all pipeline stages."""
+        return self.tensor_parallel * self.pipeline_parallel
+
 
 class SchedulerSection(ComponentSection):
     """Which requests run in a step, and its limits."""
@@ -359,7 +364,7 @@ class ServerSection(Section):
     host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on; 0.0.0.0: every one")
     port: int = Field(default=8000, ge=0, le=65535, description="0: a free one")
     uds: str | None = Field(default=None, description="Path of a Unix socket, in place of host and port")
-    api_server_count: int = Field(default=1, ge=1, description="Processes that speak HTTP; all serve one engine")
+    api_server_count: int = Field(default=1, ge=1, description="Processes that speak HTTP")
     data_parallel_size: int = Field(default=1, ge=1, description="Replicas of the engine, each with all of the model")
     router: ComponentSection = Field(default=ComponentSection(), description="Which replica takes a request")
     retries: int = Field(default=2, ge=0, description="Moves of a request whose replica dies before its first output")

@@ -56,6 +56,8 @@ class ExecutorSection(ComponentSection):
     stage_layers: list[int] | None = None
     threads: int | None = Field(default=None, ge=1)
     enforce_eager: bool = False
+    @property
+    def num_ranks(self) -> int: ...
 
 
 class SchedulerSection(ComponentSection):

@@ -72,9 +72,9 @@ class ReplicatedEngine:
             self._routing.came_up(index)
         self._watches = [asyncio.create_task(self._watch(index)) for index in range(len(self._replicas))]
         for index, replica in enumerate(self._replicas):
-            has_requests = partial(self._routing.has_requests, index)
+            requests = partial(self._routing.requests_of, index)
             self._watches.append(
-                asyncio.create_task(watch_answers(replica, has_requests, partial(self._note_silence, index)))
+                asyncio.create_task(watch_answers(replica, requests, partial(self._note_silence, index)))
             )
 
     @classmethod

@@ -114,10 +114,6 @@ class Routing:
         """A replica does not answer, and gets no requests; or it answers again, and has what it had."""
         self._loads[index].is_silent = is_silent
 
-    def has_requests(self, index: int) -> bool:
-        """Whether a replica has any."""
-        return bool(self._loads[index].waiting or self._loads[index].running)
-
     def requests_of(self, index: int) -> list[str]:
         """Ids of the requests that a replica has."""
         return [*self._loads[index].waiting, *self._loads[index].running]

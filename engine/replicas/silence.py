@@ -13,16 +13,17 @@ WATCH_S = 1.0
 
 
 async def watch_answers(
-    replica: RemoteEngine, has_requests: Callable[[], bool], report: Callable[[WorkerError | None], None]
+    replica: RemoteEngine, requests: Callable[[], list[str]], report: Callable[[WorkerError | None], None]
 ) -> None:
-    """Runs until it is cancelled. `report` gets what is wrong each time that the replica does not answer, and None once
-    it answers again. One that ended is left to those who notice that."""
+    """Runs until it is cancelled. `requests`: ids of those that the replica has. `report` gets what is wrong each time
+    that the replica does not answer, and None once it answers again. One that ended is left to those who notice that.
+    """
     is_silent = False
     while True:
         await asyncio.sleep(WATCH_S)
         if not replica.is_running:
             is_silent = False
-        elif is_silent or has_requests():
+        elif is_silent or requests():
             try:
                 await replica.check_health()
             except WorkerError as error:

@@ -64,7 +64,7 @@ def _host_memory(state: Resolution) -> int | None:
         return None
     if cache.memory_gib is not None:
         return int(cache.memory_gib * _GIB)
-    ranks = state.config.executor.tensor_parallel * state.config.executor.pipeline_parallel
+    ranks = state.config.executor.num_ranks
     host = state.environment.memory_bytes
     shown = f"{host / _GIB:.1f} GiB of host memory over {ranks} rank{'s' if ranks > 1 else ''}"
     if cache.memory_fraction is not None:

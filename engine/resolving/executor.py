@@ -109,16 +109,15 @@ def settle_executor(state: Resolution, found: FoundExecutor) -> Component:
     chosen = found.chosen
     found.question.settle(chosen)
     section = state.config.executor
-    num_ranks = section.tensor_parallel * section.pipeline_parallel
     if section.threads is not None:
-        _remark_threads(state, section.threads, num_ranks)
+        _remark_threads(state, section.threads, section.num_ranks)
         return chosen.component
     with chosen.calling("threads"):
         told = chosen.plugin.threads(found.need, chosen.options, state.environment)
     if told is None:
         return chosen.component
     state.decide("executor.threads", told.count, told.reason)
-    _remark_threads(state, told.count, num_ranks)
+    _remark_threads(state, told.count, section.num_ranks)
     options = chosen.component.options
     own = {"threads": told.count} if "threads" in options else {}
     return dataclasses.replace(chosen.component, options={**options, **own})
