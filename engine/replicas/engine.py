@@ -464,10 +464,11 @@ class ReplicatedEngine:
             await replica.wait_until_running()
             try:
                 await self._bring_up(index)
+                self._routing.came_up(index)  # before its blocks are reported: those of a lost replica are passed over
+                await self._follow_cache(index)
             except DovetailError as error:
                 logger.error("%s is back and takes no requests: %s", self._names[index], error)
                 continue
-            self._routing.came_up(index)
             logger.info("%s takes requests again", self._names[index])
 
     async def _follow_cache(self, index: int) -> None:
@@ -504,7 +505,6 @@ class ReplicatedEngine:
             await replica.add_lora(request)
         if self._pause is not None:
             await replica.pause(self._pause)
-        await self._follow_cache(index)
 
 
 class _Placed:
