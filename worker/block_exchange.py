@@ -10,7 +10,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from dovetail.contracts.kv_connector import BlockStore, StoreSetup
 from dovetail.nn.host_copies import on_device
 from dovetail.registry.calls import calling
 from dovetail.worker.block_records import HEADER_BYTES, RecordSeal
+from dovetail.worker.exchange_orders import BlockRow, ExchangeOrders, ExchangeReport
 from dovetail.worker.kv_storage import KVStorage
 from dovetail.worker.running_worker import RunningWorker
 
@@ -29,43 +30,6 @@ logger = logging.getLogger(__name__)
 
 CLOSE_S = 10.0
 """How long a worker that closes waits for records that are not written yet."""
-
-BlockRow = tuple[int, ...]
-"""The device block of each KV group that holds the same tokens."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExchangeOrders:
-    """What the engine asks of every rank."""
-
-    saves: Sequence[tuple[bytes, BlockRow]] = ()
-    """Block hash, and the blocks that have the content now."""
-    loads: Sequence[tuple[int, Sequence[bytes], Mapping[str, Any]]] = ()
-    """Number of the load, hashes in order of positions, and the request's `kv_transfer_params`."""
-    places: Sequence[tuple[int, Sequence[BlockRow]]] = ()
-    """Number of a load that has ended, and blocks for its first records; the others are dropped."""
-    cancelled: Sequence[int] = ()
-    """Loads whose records nobody wants."""
-    waits: bool = False
-    """Whether to wait until what was handed over is written."""
-
-
-@dataclass(slots=True)
-class ExchangeReport:
-    """What one rank has done since the last report."""
-
-    saved: list[bytes] = field(default_factory=list)
-    removed: list[bytes] = field(default_factory=list)
-    loaded: dict[int, int] = field(default_factory=dict)
-    """By load that has ended, cancelled ones included: how many leading records are there and verified."""
-    num_dropped: int = 0
-    """Blocks that were not saved because the store is slower than the engine."""
-    num_failed: int = 0
-    """Records that the store could not write or read: it raised."""
-    num_corrupt: int = 0
-    """Records that were not what was written."""
-    num_open: int = 0
-    """Blocks to be saved and loads that have not ended."""
 
 
 @dataclass(slots=True)

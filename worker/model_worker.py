@@ -14,8 +14,9 @@ from dovetail.contracts.logits import LogitsSetup
 from dovetail.contracts.pausing import check_level
 from dovetail.contracts.regions import KV_CACHE, WEIGHTS
 from dovetail.contracts.step import StepPlan, StepResult
-from dovetail.worker.block_exchange import BlockExchange, ExchangeOrders, ExchangeReport, open_exchange
+from dovetail.worker.block_exchange import BlockExchange, open_exchange
 from dovetail.worker.draft_tokenizers import DraftTokenizers
+from dovetail.worker.exchange_orders import ExchangeOrders, ExchangeReport
 from dovetail.worker.loaded_model import LoadedModel, load_model
 from dovetail.worker.running_worker import RunningWorker, initialize_cache
 from dovetail.worker.sampling.grammar_compiler import GrammarCompiler

@@ -20,7 +20,7 @@ from dovetail.contracts.kv_connector import KVConnector
 from dovetail.engine.kv.manager import KVCacheManager
 from dovetail.engine.sequence import Sequence as TokenSequence
 from dovetail.engine.workers import Workers
-from dovetail.worker.block_exchange import ExchangeOrders, ExchangeReport
+from dovetail.worker.exchange_orders import ExchangeOrders, ExchangeReport
 
 logger = logging.getLogger(__name__)
 
