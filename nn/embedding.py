@@ -58,7 +58,8 @@ class VocabEmbedding(WeightHolder):
     def _look_up(self, rows: torch.Tensor) -> torch.Tensor:
         if self.kernel is not None:
             return self.kernel.lookup(rows, self._dtype)
-        return torch.nn.functional.embedding(rows, self.weight)
+        # As `embedding` does, whose shapes alone (`nn.planning`) torch finds by importing sympy, for half a second.
+        return self.weight.index_select(0, rows)
 
     def expected(self) -> Mapping[str, tuple[int, ...]]:
         """The weight."""

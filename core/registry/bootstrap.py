@@ -103,24 +103,17 @@ def component_contents(component: Component) -> Contents:
 
 
 def _all_facts(components: Sequence[Component]) -> list[list[str | None]]:
-    digests: dict[str, str] = {}
-    return [_facts(component, digests) for component in components]
+    read: dict[str, tuple[str | None, str]] = {}
+    return [_facts(component, read) for component in components]
 
 
-def _facts(component: Component, digests: dict[str, str]) -> list[str | None]:
-    """`digests`: what was read already, by distribution or reference."""
+def _facts(component: Component, read: dict[str, tuple[str | None, str]]) -> list[str | None]:
+    """`read`: version and digest of what was read already, by distribution or reference."""
     owner = component.distribution or component.reference
-    if owner not in digests:
-        digests[owner] = component_contents(component).digest
-    version = installed_version(component.distribution) if component.distribution else None
-    return [
-        component.kind,
-        component.name,
-        component.reference,
-        component.distribution,
-        version,
-        digests[owner],
-    ]
+    if owner not in read:
+        version = installed_version(component.distribution) if component.distribution else None
+        read[owner] = version, component_contents(component).digest
+    return [component.kind, component.name, component.reference, component.distribution, *read[owner]]
 
 
 def _presence_problem(component: Component) -> str | None:

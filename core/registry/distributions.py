@@ -1,8 +1,13 @@
-"""What installed distributions say of themselves. Each start of an engine asks some fifty of them, and parsing METADATA
-takes milliseconds, so each text is parsed once; which text is there is looked up each time."""
+"""What installed distributions say of themselves. Each start of an engine asks some fifty of them, several times.
+
+Looking for one goes through the whole import path, and parsing METADATA takes milliseconds: so a distribution is looked
+for once for as long as no folder of the path changes, and each text is parsed once. Which text is there is read each
+time."""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterable
 from email.message import Message
 from email.parser import HeaderParser
@@ -10,6 +15,7 @@ from functools import lru_cache
 from importlib import metadata
 
 _MOST_TEXTS = 512
+_MOST_DISTRIBUTIONS = 512
 
 
 def installed_version(distribution: str) -> str | None:
@@ -40,6 +46,19 @@ def headers(distribution: metadata.Distribution) -> Message:
 
 
 def _installed(distribution: str) -> metadata.Distribution | None:
+    return _found(distribution, tuple((folder, _changed_ns(folder)) for folder in sys.path))
+
+
+def _changed_ns(folder: str) -> int:
+    try:
+        return os.stat(folder or ".").st_mtime_ns
+    except OSError:
+        return 0
+
+
+@lru_cache(_MOST_DISTRIBUTIONS)
+def _found(distribution: str, path: tuple[tuple[str, int], ...]) -> metadata.Distribution | None:
+    """`path`: the import path, and when each folder changed, which it does where something is installed or removed."""
     try:
         return metadata.distribution(distribution)
     except metadata.PackageNotFoundError:

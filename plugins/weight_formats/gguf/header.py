@@ -19,9 +19,9 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from dovetail.contracts.errors import ModelError
+from dovetail.plugins.weight_formats.gguf.magic import MAGIC
 from dovetail.plugins.weight_formats.gguf.texts import Texts
 
-MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
 _MAX_DIMENSIONS = 4
