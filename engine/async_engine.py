@@ -7,7 +7,7 @@ import asyncio
 import itertools
 import time
 import weakref
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,12 +22,14 @@ from dovetail.contracts.pausing import PauseMode
 from dovetail.contracts.pooling_params import PoolingParams
 from dovetail.contracts.prompts import ChatPrompt, Prompt
 from dovetail.contracts.regions import RegionStatus
+from dovetail.contracts.router import CacheEvent
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.telemetry import Exposition
 from dovetail.contracts.weight_transport import WeightsReport
 from dovetail.engine.engine import LLMEngine
 from dovetail.engine.kv.manager import KVStatistics
 from dovetail.engine.kv.pool import PrefixCacheReset
+from dovetail.engine.kv_events import KVListener
 from dovetail.engine.output_stream import OutputReader, OutputStream
 from dovetail.engine.pooling.outputs import PoolingRequestOutput
 from dovetail.engine.pooling.params import as_task, check_sampling
@@ -259,6 +261,15 @@ class AsyncLLMEngine:
     async def reset_prefix_cache(self) -> PrefixCacheReset:
         """See `LLMEngine.reset_prefix_cache`; runs between two steps."""
         return await self._steps.call(self._engine.reset_prefix_cache)
+
+    async def on_kv_events(self, listener: KVListener) -> Callable[[], None]:
+        """As `LLMEngine.on_kv_events`; the listener is called in this event loop."""
+        loop = asyncio.get_running_loop()
+
+        def hand_over(events: Sequence[CacheEvent]) -> None:
+            loop.call_soon_threadsafe(listener, events)
+
+        return await self._steps.call(partial(self._engine.on_kv_events, hand_over))
 
     async def sleep(self, level: int = 1, tags: Collection[str] | None = None) -> int:
         """See `LLMEngine.sleep`; runs between two steps."""

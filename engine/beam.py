@@ -112,6 +112,7 @@ class BeamSearch:
                     raise RequestError(f"beam search failed: {ending.error}")
             for index, logprobs in step.result.logprobs.items():
                 found[step.schedule.requests[index].seq_id] = logprobs[0]
+            self._engine.tokens.kv_events.publish()
         return [found[sequence.seq_id] for sequence in sequences]
 
     def _expand(

@@ -16,7 +16,6 @@ from dovetail.contracts.step import NewRequest, StepPlan, StepResult
 from dovetail.engine.adapters.slots import AdapterSlots
 from dovetail.engine.cohorts import Cohorts
 from dovetail.engine.commit import commit_tokens
-from dovetail.engine.kv.events import CacheEvents
 from dovetail.engine.kv.manager import KVCacheManager
 from dovetail.engine.schedule_check import ask_scheduler, check_entering, check_progress, scheduler_raised
 from dovetail.engine.sequence import Sequence
@@ -81,11 +80,6 @@ class EngineCore:
         self.idle_drafters: frozenset[str] = frozenset()
         """As the last step told."""
         self.failure: WorkerError | None = None
-
-    @property
-    def cache_events(self) -> CacheEvents:
-        """What changes in the prefix cache."""
-        return self._kv.cache_events
 
     @property
     def num_running(self) -> int:

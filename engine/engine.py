@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from dovetail.engine.exclusive_use import ExclusiveUse, exclusive
 from dovetail.engine.input_processor import InputProcessor, ProcessedInput
 from dovetail.engine.kv.manager import KVStatistics
 from dovetail.engine.kv.pool import PrefixCacheReset
+from dovetail.engine.kv_events import KVListener
 from dovetail.engine.output_processor import OutputProcessor
 from dovetail.engine.output_stream import joined
 from dovetail.engine.resolving import resolve
@@ -304,6 +305,17 @@ class LLMEngine:
         """Tells `sink` of every step and request from now on, with the sinks of the config; it is closed with the
         engine."""
         self.tokens.add_telemetry_sink(sink)
+
+    def on_kv_events(self, listener: KVListener) -> Callable[[], None]:
+        """Calls `listener` with a list of `BlocksStored`, `BlocksRemoved` and `AllBlocksCleared`
+        (`dovetail.contracts.router`) for what enters and leaves the prefix cache. Returns a function that ends it.
+
+        The first call comes at once and says what the cache has: `AllBlocksCleared`, and `BlocksStored` with the hashes
+        alone where it is not empty. Then one call follows after each step that changed it, before the step's outputs
+        are returned, and after each call that did (`reset_prefix_cache`, `sleep`, weight updates). It comes in the
+        thread that is in the engine and must return at once. A listener that raises is logged and dropped.
+        """
+        return self.tokens.kv_events.listen(listener)
 
     def sleep(self, level: int = 1, tags: Collection[str] | None = None) -> int:
         """Gives memory back while nothing runs; returns the bytes.

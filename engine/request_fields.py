@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any
 
+from dovetail.contracts.engine_client import EngineFacts
 from dovetail.contracts.errors import RequestError
 
 
@@ -17,6 +18,15 @@ def check_order(priority: object, arrival_time: object) -> None:
     is_time = isinstance(arrival_time, Real) and not isinstance(arrival_time, bool) and math.isfinite(arrival_time)
     if arrival_time is not None and not is_time:
         raise RequestError(f"arrival_time must be None or seconds of time.monotonic(), got {arrival_time!r}")
+
+
+def check_priority(priority: int, facts: EngineFacts) -> None:
+    """Raises `RequestError` for a priority that the scheduler would not look at."""
+    if priority != 0 and not facts.has_priorities:
+        raise RequestError(
+            f"priority is {priority}, but scheduler {facts.scheduler!r} ignores it: leave"
+            " priority at 0, or configure a scheduler whose capabilities have priorities=True"
+        )
 
 
 def check_request_id(request_id: object) -> None:

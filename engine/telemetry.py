@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from dovetail.config.resolved import ResolvedConfig
 from dovetail.contracts.errors import ConfigError, PluginError, RequestError
 from dovetail.contracts.hooks import RequestControl
+from dovetail.contracts.router import CacheEvent
 from dovetail.contracts.telemetry import (
     DrafterTotals,
     EngineDescription,
@@ -23,6 +24,7 @@ from dovetail.contracts.telemetry import (
     Exposes,
     Exposition,
     FirstToken,
+    FollowsCache,
     SinkTotals,
     StepStats,
     TelemetrySink,
@@ -75,13 +77,18 @@ class Telemetry:
         engine = self._description()
         self._tell(lambda sink: sink.on_start(engine))
 
-    def add_sink(self, sink: TelemetrySink) -> None:
-        """One more listener, told of what happens from now on."""
+    def kv_listeners(self) -> list[Callable[[Sequence[CacheEvent]], None]]:
+        """What takes KV events for the sinks that follow them."""
+        return [listener for each in self._listeners for listener in self._kv_listeners(each)]
+
+    def add_sink(self, sink: TelemetrySink) -> list[Callable[[Sequence[CacheEvent]], None]]:
+        """One more listener, told of what happens from now on. Returns what takes KV events for it."""
         listener = _Listener(sink, self._free_name(type(sink).__name__))
         self._listeners = [*self._listeners, listener]
         self.listening = (*self.listening, listener)
         engine = self._description()
         self._call(listener, lambda sink: sink.on_start(engine))
+        return self._kv_listeners(listener)
 
     def engine_started(self, control: RequestControl) -> None:
         """The engine is ready."""
@@ -156,6 +163,17 @@ class Telemetry:
         self._is_closed = True
         self.listening = ()
         self._hooks.call("dovetail_engine_stopped")
+
+    def _kv_listeners(self, listener: _Listener) -> list[Callable[[Sequence[CacheEvent]], None]]:
+        sink = listener.sink
+        if not isinstance(sink, FollowsCache):
+            return []
+
+        def take(events: Sequence[CacheEvent]) -> None:
+            if listener.is_on and not self._is_closed:
+                self._call(listener, lambda _: sink.on_kv_events(events))
+
+        return [take]
 
     def _tell(self, call: Callable[[TelemetrySink], None]) -> None:
         for listener in self.listening:

@@ -37,6 +37,7 @@ from dovetail.engine.input_processor import ProcessedInput
 from dovetail.engine.kv.hashing import prefix_seed
 from dovetail.engine.kv.manager import KVStatistics
 from dovetail.engine.kv.pool import PrefixCacheReset
+from dovetail.engine.kv_events import KVEvents
 from dovetail.engine.pausing import Pausing
 from dovetail.engine.pending_grammars import GrammarWait, PendingGrammars
 from dovetail.engine.regions import Regions
@@ -44,6 +45,7 @@ from dovetail.engine.request_fields import (
     as_request_ids,
     as_trace_context,
     check_order,
+    check_priority,
     check_request_id,
     check_salt,
     check_user,
@@ -108,7 +110,9 @@ class TokenEngine:
         self._pending_grammars = PendingGrammars(self._holds.notify)
         self.regions = Regions(config.speculation.drafters if config.speculation is not None else ())
         """Which of its memory is there."""
-        self._weights = HeldWeights(config, parts.kv.layout, self._telemetry, self.regions, self._requests)
+        self._weights = HeldWeights(
+            config, parts.kv.layout, self._telemetry, self.regions, self._requests, self.reset_prefix_cache
+        )
         self.weight_updates = WeightUpdates(
             config, self.use, self._weights, parts.workers, self._why_weights_stay, self._free_weights
         )
@@ -116,6 +120,7 @@ class TokenEngine:
             self, self.use, self.regions, parts.workers, self.pausing, self._adapters, self._weights
         )
         self._telemetry.attach(self._core, parts.kv)
+        self.kv_events = KVEvents(self.use, parts.kv, self._telemetry.kv_listeners())
         self._telemetry.engine_started(self._holds)
         self._closed = False
         self.exchange = NO_CONNECTOR
@@ -196,7 +201,7 @@ class TokenEngine:
             raise RequestError(f"request id {request_id!r} is in use")
         # What was asked so far is not for this request, though one that ended may have had its id.
         self._holds.apply(self._requests.sequences)
-        self._check_priority(priority)
+        check_priority(priority, self.facts)
         for name, options in processed.params.processors.items():
             self._parts.processors[name].validate(options)
 
@@ -312,7 +317,7 @@ class TokenEngine:
     def reset_prefix_cache(self) -> PrefixCacheReset:
         """Forgets cached prefixes; says how many blocks were dropped, and how many stay while requests use them."""
         self.exchange.abandon()
-        return self._parts.kv.reset_prefix_cache()
+        return self.kv_events.reset_prefix_cache()
 
     @exclusive
     def start_lora(self, request: LoRARequest) -> Future[LoadedLoRA]:
@@ -353,7 +358,8 @@ class TokenEngine:
     @exclusive
     def add_telemetry_sink(self, sink: TelemetrySink) -> None:
         """Tells `sink` of every step and request from now on, beside those of the config; the engine closes it."""
-        self._telemetry.add_sink(sink)
+        for listener in self._telemetry.add_sink(sink):
+            self.kv_events.listen(listener)
 
     def is_sleeping(self) -> bool:
         """Whether `wake_up` must come before requests."""
@@ -400,11 +406,11 @@ class TokenEngine:
         self.exchange.abandon()
         parts = self._parts
         kv = allocate_kv(self.config, parts.workers, parts.kv.layout, num_device_blocks, num_host_blocks)
-        kv.cache_events.replaces(parts.kv.cache_events)
         self._parts = replace(parts, kv=kv)
         self._core = self._create_core()
         self._telemetry.attach(self._core, kv)
         self.exchange.replaced(self._parts, self._core)
+        self.kv_events.replace_memory(kv)
 
     @exclusive
     def cache_statistics(self) -> KVStatistics:
@@ -508,6 +514,7 @@ class TokenEngine:
     def _note_rest(self) -> None:
         self.pausing.note_ends()
         self.exchange.flush()
+        self.kv_events.publish()
         if not self._core.has_work:
             self._idle_memory.rest()
 
@@ -539,13 +546,6 @@ class TokenEngine:
             self._requests.end(request_id, ending, time.monotonic(), update)
         if errors:
             raise errors[0]
-
-    def _check_priority(self, priority: int) -> None:
-        if priority != 0 and not self.facts.has_priorities:
-            raise RequestError(
-                f"priority is {priority}, but scheduler {self.config.scheduler.name!r} ignores it: leave"
-                " priority at 0, or configure a scheduler whose capabilities have priorities=True"
-            )
 
     def _assigned(
         self, request_id: str, processed: ProcessedInput, user: str | None

@@ -7,9 +7,6 @@ from typing import Any
 
 from dovetail.contracts.router import AllBlocksCleared, BlocksRemoved, BlocksStored, CacheEvent
 
-_MEDIUM = "GPU"
-"""What vLLM calls the memory that the engine computes in."""
-
 
 def vllm_event(event: CacheEvent) -> dict[str, Any]:
     """Returns the fields of vLLM's `BlockStored`, `BlockRemoved` or `AllBlocksCleared`, with the name under "type", as
@@ -31,11 +28,11 @@ def vllm_event(event: CacheEvent) -> dict[str, Any]:
                 "token_ids": list(event.token_ids),
                 "block_size": event.block_size,
                 "lora_id": None,
-                "medium": _MEDIUM,
+                "medium": event.medium,
                 "lora_name": event.adapter,
             }
         case BlocksRemoved():
-            return {"type": "BlockRemoved", "block_hashes": list(event.block_hashes), "medium": _MEDIUM}
+            return {"type": "BlockRemoved", "block_hashes": list(event.block_hashes), "medium": event.medium}
         case AllBlocksCleared():
             return {"type": "AllBlocksCleared"}
 

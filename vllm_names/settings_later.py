@@ -140,11 +140,11 @@ LATER_NAMES: tuple[ForeignName, ...] = (
         "write the plugin that should differ",
         "",
     ),
-    planned(
+    refused(
         "kv_events_config",
         "json",
-        "what enters and leaves the KV cache is not published yet",
-        "leave it out; one engine finds its blocks by itself",
+        "a telemetry sink publishes KV events, in vLLM's format",
+        "write telemetry: [{name: kv_events, endpoint: ...}], whose options have the names of vLLM's config",
     ),
     refused("override_attention_dtype", "str", "attention computes in the model's dtype", "set dtype"),
     planned("mamba_cache_dtype", "str", *_RECURRENT, "auto"),

@@ -145,12 +145,17 @@ KINDS: dict[str, Kind] = {
             _V1,
             "where KV blocks are kept besides the device",
         ),
-        Kind("router", "dovetail.contracts.router:Router", _V1, "which replica of an engine takes a request"),
+        Kind(
+            "router",
+            "dovetail.contracts.router:Router",
+            ContractVersion(1, 1),
+            "which replica of an engine takes a request",
+        ),
         Kind("command", "dovetail.contracts.command:Command", _V1, "a command of the CLI"),
         Kind(
             "telemetry_sink",
             "dovetail.contracts.telemetry:TelemetrySink",
-            ContractVersion(1, 3),
+            ContractVersion(1, 4),
             "where measurements go",
         ),
     )

@@ -136,7 +136,9 @@ class FollowsBlocks(Router):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlocksStored:
-    """Consecutive full blocks of one sequence that the prefix cache finds from now on."""
+    """Consecutive full blocks of one sequence that the prefix cache finds from now on. Where it says what a cache has
+    already (after `AllBlocksCleared`, to a listener that came late) it has the hashes alone: any blocks, in no order,
+    with no tokens and no parent."""
 
     block_hashes: tuple[bytes, ...]
     """At least one, in order of positions."""
@@ -148,6 +150,8 @@ class BlocksStored:
     """Tokens per block."""
     adapter: str | None = None
     """Name of the LoRA adapter that the blocks were computed with."""
+    medium: str = "GPU"
+    """Where they are, in vLLM's words. "GPU": the memory that the engine computes in, of whatever device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +159,8 @@ class BlocksRemoved:
     """Blocks that the prefix cache does not find any more."""
 
     block_hashes: tuple[bytes, ...]
+    medium: str = "GPU"
+    """As in `BlocksStored`."""
 
 
 @dataclass(frozen=True, slots=True)

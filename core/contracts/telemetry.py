@@ -8,10 +8,11 @@ seconds that each sink takes.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dovetail.contracts.plugin import Plugin, PluginOptions
+from dovetail.contracts.router import CacheEvent
 from dovetail.contracts.step import StepTimes
 
 
@@ -281,6 +282,18 @@ class Exposition:
     content_type: str
     """Value of the HTTP header Content-Type."""
     body: bytes
+
+
+class FollowsCache(TelemetrySink):
+    """A sink that is notified of what enters and leaves the prefix cache. Engines note it only for listeners."""
+
+    @abstractmethod
+    def on_kv_events(self, events: Sequence[CacheEvent]) -> None:
+        """Takes the changes of a step, or of a call between two steps, in their order; after the first `on_start`.
+
+        The first call says what the cache has: `AllBlocksCleared`, and in a sink that was added to a running engine
+        `BlocksStored` with the hashes alone. It must return at once, as `on_step` must.
+        """
 
 
 class Exposes(TelemetrySink):

@@ -66,11 +66,13 @@ class BlocksStored:
     token_ids: tuple[int, ...]
     block_size: int
     adapter: str | None = None
+    medium: str = 'GPU'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlocksRemoved:
     block_hashes: tuple[bytes, ...]
+    medium: str = 'GPU'
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from dovetail.contracts.plugin import Plugin, PluginOptions
+from dovetail.contracts.router import CacheEvent
 from dovetail.contracts.step import StepTimes
 
 
@@ -169,6 +170,11 @@ class TelemetrySink(Plugin):
 class Exposition:
     content_type: str
     body: bytes
+
+
+class FollowsCache(TelemetrySink):
+    @abstractmethod
+    def on_kv_events(self, events: Sequence[CacheEvent]) -> None: ...
 
 
 class Exposes(TelemetrySink):

@@ -35,6 +35,22 @@ class CacheEvents:
         """Notes changes from now on. Idempotent."""
         self._pool.events = self
 
+    def unfollow(self) -> None:
+        """Notes nothing any more. Idempotent."""
+        self._pool.events = None
+        self.take()
+
+    @property
+    def has_any(self) -> bool:
+        """Whether `take` would return any."""
+        return bool(self._events or self._removed)
+
+    def snapshot(self) -> list[CacheEvent]:
+        """Events after which somebody who knew anything else knows what the cache has, by hashes alone."""
+        hashes = self.contents()
+        stored = BlocksStored(block_hashes=hashes, parent_hash=None, token_ids=(), block_size=self._block_size)
+        return [AllBlocksCleared(), stored] if hashes else [AllBlocksCleared()]
+
     def contents(self) -> tuple[bytes, ...]:
         """The hashes that the cache has."""
         return self._pool.contents(self.group_id)

@@ -73,7 +73,7 @@ class EngineServer:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         tokenizer = engine.tokenizer.form if engine.tokenizer is not None else None
         welcome = Welcome(uuid.uuid4().hex, engine.facts, tokenizer, max_num_waiting)
-        self._followers = CacheFollowers(engine.facts.block_size)
+        self._followers = CacheFollowers(engine.kv_events, engine.facts.block_size)
         self._io = IOThread(self._context, address, welcome, self._answers(), engine.explain_request, self)
         self._reply = self._io.reply_socket()
         self._calls: dict[str, Callable[..., Any]] = {
@@ -198,7 +198,7 @@ class EngineServer:
                 self._publish(update)
 
     def _publish_cache(self) -> None:
-        self._followers.publish(self._engine.core.cache_events, self._outboxes)
+        self._followers.publish(self._outboxes)
 
     def _submit(self, client: bytes, message: Submit) -> None:
         if client not in self._outboxes:

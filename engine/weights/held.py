@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from dovetail.config.resolved import ResolvedConfig
 from dovetail.contracts.kv import KVLayout
@@ -26,13 +26,16 @@ class HeldWeights:
         telemetry: Telemetry,
         regions: Regions,
         requests: RequestTable,
+        forget_prefixes: Callable[[], object],
     ):
-        """As they were loaded at the start. `regions`: which of them are whole. `requests`: those that they compute."""
+        """As they were loaded at the start. `regions`: which of them are whole. `requests`: those that they compute.
+        `forget_prefixes`: empties the prefix cache."""
         self._config = config
         self._layout = layout
         self._telemetry = telemetry
         self._regions = regions
         self._requests = requests
+        self._forget_prefixes = forget_prefixes
         self.report = WeightsReport(version=0, checksum="")
         self.pages: PagesIdentity = pages_identity(config, layout, self.report)
         """What KV pages that are computed now follow from: none of an earlier version is found in the prefix cache."""
@@ -71,6 +74,7 @@ class HeldWeights:
                 self._regions.restore(name)
         self.report = report
         self.pages = pages_identity(self._config, self._layout, report)
+        self._forget_prefixes()  # nobody would find what the old weights computed
         self._rename_blocks()
         self._telemetry.weights_changed(report)
 

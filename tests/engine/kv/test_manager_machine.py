@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from dovetail.contracts.kv import KVSpec
+from dovetail.contracts.router import BlocksRemoved, BlocksStored, CacheEvent
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.engine.kv.manager import KVCacheManager
 from dovetail.engine.kv.window import first_live_block
@@ -29,6 +30,20 @@ def holds_blocks(sequence: Sequence) -> bool:
 
 def is_swapped(sequence: Sequence) -> bool:
     return bool(sequence.host_block_ids)
+
+
+def follow(published: set[bytes], events: list[CacheEvent]) -> None:
+    """Applies events to what the cache is said to have; no block comes twice, and none leaves that is not there."""
+    for event in events:
+        if isinstance(event, BlocksStored):
+            assert published.isdisjoint(event.block_hashes)
+            assert len(event.token_ids) == len(event.block_hashes) * event.block_size
+            published.update(event.block_hashes)
+        elif isinstance(event, BlocksRemoved):
+            assert published.issuperset(event.block_hashes)
+            published.difference_update(event.block_hashes)
+        else:
+            published.clear()
 
 
 class ManagerMachine(RuleBasedStateMachine):
@@ -49,6 +64,8 @@ class ManagerMachine(RuleBasedStateMachine):
             self.layout, num_blocks, num_host_blocks=num_host_blocks, prefix_caching=prefix_caching
         )
         self.worker = SimulatedWorker(self.layout, num_blocks, num_host_blocks)
+        self.kv.cache_events.follow()
+        self.published: set[bytes] = set()
         self.sequences: list[Sequence] = []
         self.scheduled: dict[int, int] = {}
         self.num_created = 0
@@ -272,6 +289,12 @@ class ManagerMachine(RuleBasedStateMachine):
         moved = [moves._copies, moves._swap_ins, moves._swap_outs, moves._pins, moves._read_host_blocks]
         if any([kv._new_blocks, kv._unsent, kv._given_up, *moved]):
             assert kv.has_changes
+
+    @invariant()
+    def events_say_what_is_found(self):
+        events = self.kv.cache_events
+        follow(self.published, events.take())
+        assert self.published == set(self.kv.pool._found[events.group_id])
 
     @invariant()
     def host_blocks_have_one_holder(self):
