@@ -17,6 +17,7 @@ from dovetail.contracts.speculation import AcceptanceRule
 from dovetail.engine.rehearsal import rehearse
 from dovetail.engine.resolving import create_resolution, run_rules
 from dovetail.engine.resolving.resolution import Resolution
+from dovetail.engine.resolving.router import choose_router
 from dovetail.registry.components import create_class
 from dovetail.registry.registry import Registry
 from dovetail.worker.estimate import MemoryEstimate, estimate_memory
@@ -61,6 +62,7 @@ def explain(
     refusal: DovetailError | None = None
     try:
         resolved = run_rules(state)
+        choose_router(state)
         estimate = estimate_memory(resolved, state.environment)
         resolved = dataclasses.replace(resolved, warnings=(*resolved.warnings, *rehearse(resolved, state.environment)))
     except DovetailError as error:

@@ -11,8 +11,9 @@ from dovetail.config.layers import LayeredConfig
 from dovetail.config.resolved import Component
 from dovetail.config.schema import ServerSection
 from dovetail.engine.resolving.choose import choose
+from dovetail.engine.resolving.router import choose_router
 from dovetail.engine.resolving.rules import create_resolution
-from dovetail.engine.resolving.slots import ROUTE, ROUTER
+from dovetail.engine.resolving.slots import ROUTE
 from dovetail.registry.registry import Registry
 from dovetail.worker.machine.environment import detect_environment
 
@@ -42,8 +43,7 @@ def resolve_server(layered: LayeredConfig, registry: Registry | None = None) -> 
     state = create_resolution(replace(layered, config=config), registry, detect_environment(_DEVICE))
     labels = [label for label, route in section.routes.items() if route is not None]
     routes = {label: choose(state, ROUTE.at(label), None).component for label in labels}
-    router = choose(state, ROUTER, None).component if section.data_parallel_size > 1 else None
-    return ResolvedServer(_plain(section, layered), routes, router)
+    return ResolvedServer(_plain(section, layered), routes, choose_router(state))
 
 
 def _plain(section: ServerSection, layered: LayeredConfig) -> dict[str, Any]:

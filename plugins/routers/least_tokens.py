@@ -26,7 +26,7 @@ class LeastTokens(FollowsRequests):
     """
 
     contract: ClassVar[tuple[int, int]] = (1, 0)
-    preference: ClassVar[int] = 10
+    preference: ClassVar[int] = 5
     Options = LeastTokensOptions
     options: LeastTokensOptions
 

@@ -36,6 +36,7 @@ class PrefixAware(FollowsRequests, FollowsBlocks):
     """
 
     contract: ClassVar[tuple[int, int]] = (1, 0)
+    preference: ClassVar[int] = 10
     Options = PrefixAwareOptions
     options: PrefixAwareOptions
 

@@ -59,6 +59,21 @@ def test_a_label_alone_names_its_plugin() -> None:
     assert resolve_server(layered).routes["health"].name == "health"
 
 
+@pytest.mark.parametrize(("caching", "expected"), [(True, "prefix_aware"), (False, "least_tokens")])
+def test_auto_follows_the_blocks_of_prefix_caches_that_are_there(tmp_path: Path, caching: bool, expected: str) -> None:
+    save_tiny_model(tmp_path, tiny_config("llama"))
+    config = {"model": {"path": str(tmp_path), "tokenizer_mode": "none"}, "cache": {"prefix_caching": caching}}
+    layered = load_config({**config, "server": {"data_parallel_size": 2}})
+    router = resolve_server(layered).router
+    assert router is not None
+    assert router.name == expected
+    # Explain says the same, and what it depends on.
+    decision = next(one for one in explain(layered).decisions if one.key == "server.router.name")
+    assert decision.got == expected
+    assert "cache.prefix_caching" in f"{decision.reason} {decision.candidates}"
+    assert resolve_server(load_config(config)).router is None
+
+
 @pytest.mark.parametrize(
     ("section", "message"),
     [
