@@ -55,7 +55,7 @@ class LLMEngine:
         self.tokenizer: Tokenizer | None = self.tokens.tokenizer
         self._input_lock = threading.Lock()
         self._inputs = InputProcessor(self.tokens.facts, self.tokenizer)
-        self._outputs = OutputProcessor(self.tokenizer)
+        self._outputs = OutputProcessor(self.tokenizer, self.tokens.facts.kv_transfer_params)
 
     @classmethod
     def from_config(

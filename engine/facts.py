@@ -7,6 +7,7 @@ from typing import Any
 
 from dovetail.config.resolved import Component, ResolvedConfig, ResolvedSpeculation
 from dovetail.contracts.engine_client import DialectFacts, EngineFacts, GrammarFacts, PoolingFacts, RuleFacts
+from dovetail.contracts.kv_connector import KVConnector
 from dovetail.contracts.scheduler import Scheduler
 from dovetail.contracts.speculation import AcceptanceRule
 from dovetail.engine.resolving.generation import default_sampling
@@ -63,7 +64,16 @@ def engine_facts(
         num_token_types=model.size.num_token_types,
         why_not_generate=_why_not_generate(config),
         num_workers=config.num_ranks,
+        kv_transfer_params=_transfer_params(config),
     )
+
+
+def _transfer_params(config: ResolvedConfig) -> dict[str, Any]:
+    if config.kv_connector is None:
+        return {}
+    connector, options = create_class(config.kv_connector.component)
+    assert issubclass(connector, KVConnector)
+    return dict(connector.transfer_params(options))
 
 
 def _why_not_generate(config: ResolvedConfig) -> str:

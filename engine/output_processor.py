@@ -6,7 +6,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+from dovetail.contracts.kv_connector import TRANSFER_PARAMS
 from dovetail.contracts.outputs import (
     CompletionOutput,
     Logprob,
@@ -84,8 +86,10 @@ class RequestRecord:
 class OutputProcessor:
     """Owns the text of requests from acceptance to their last output."""
 
-    def __init__(self, tokenizer: Tokenizer | None):
+    def __init__(self, tokenizer: Tokenizer | None, transfer_params: Mapping[str, Any] | None = None):
+        """`transfer_params`: the engine's (`EngineFacts.kv_transfer_params`)."""
         self._tokenizer = tokenizer
+        self._transfer_params = transfer_params or None
         self._requests: dict[str, RequestRecord] = {}
         self._by_seq_id: dict[int, tuple[RequestRecord, CompletionRecord]] = {}
         """Completions that have not ended."""
@@ -319,6 +323,7 @@ class OutputProcessor:
             lora_request=record.input.lora_request,
             is_delta=is_delta,
             pooled=record.pooled,
+            kv_transfer_params=self._transfer_params if finished and _goes_on_elsewhere(record) else None,
         )
 
     def _completion(
@@ -372,3 +377,9 @@ def _cut(completion: CompletionRecord, num_tokens: int) -> None:
         ]
     del completion.token_ids[num_tokens:]
     completion.num_seen = min(completion.num_seen, num_tokens)
+
+
+def _goes_on_elsewhere(record: RequestRecord) -> bool:
+    """Whether another engine is to decode what this one computed."""
+    asked = record.input.params.extra.get(TRANSFER_PARAMS)
+    return record.error is None and isinstance(asked, Mapping) and bool(asked.get("do_remote_decode"))

@@ -142,6 +142,8 @@ class EngineFacts:
     """Why requests with `SamplingParams` are refused; empty: the model generates."""
     num_workers: int = 1
     """Workers of the engine, each of which receives new weights."""
+    kv_transfer_params: Mapping[str, Any] = field(default_factory=dict)
+    """By which requests in another engine find the KV blocks that this one computed; empty: none can."""
 
 
 @dataclass(frozen=True, kw_only=True)

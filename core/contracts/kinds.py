@@ -131,7 +131,7 @@ KINDS: dict[str, Kind] = {
             "how many drafts are asked for and verified",
             "dovetail.contracts.draft_length:LengthNeed",
         ),
-        Kind("route", "dovetail.contracts.route:Route", ContractVersion(1, 8), "endpoints of the server"),
+        Kind("route", "dovetail.contracts.route:Route", ContractVersion(1, 9), "endpoints of the server"),
         Kind(
             "dialect",
             "dovetail.contracts.dialect:Dialect",
@@ -142,7 +142,7 @@ KINDS: dict[str, Kind] = {
         Kind(
             "kv_connector",
             "dovetail.contracts.kv_connector:KVConnector",
-            _V1,
+            ContractVersion(1, 1),
             "where KV blocks are kept besides the device",
         ),
         Kind(

@@ -35,6 +35,9 @@ from typing import Any
 
 from dovetail.contracts.plugin import Plugin, PluginOptions
 
+TRANSFER_PARAMS = "kv_transfer_params"
+"""Key of `SamplingParams.extra` whose value connectors get as `transfer`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectorSetup:
@@ -105,6 +108,12 @@ class KVConnector(Plugin):
     def open_store(cls, options: Any, setup: StoreSetup) -> BlockStore:
         """Opens the store of one rank, in that rank's process. `options` is an instance of `cls.Options`. Raises
         `ConfigError` for options that cannot work on this machine."""
+
+    @classmethod
+    def transfer_params(cls, options: Any) -> Mapping[str, Any]:
+        """Returns the `kv_transfer_params` by which requests in another engine find what this engine computed: plain
+        data. Empty: no other engine is sent here. `options` is an instance of `cls.Options`."""
+        return {}
 
     @abstractmethod
     def lookup(self, block_hashes: Sequence[bytes], transfer: Mapping[str, Any]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -191,6 +191,9 @@ class RequestOutput:
     makes vLLM's output of it. None of a request that generates, and of one that failed."""
     weight_checksum: str = ""
     """Of the weights of that version (`WeightsReport.checksum`); empty for those of the checkpoint."""
+    kv_transfer_params: Mapping[str, Any] | None = None
+    """What the same request to another engine says, so that it takes the prompt's KV blocks from here. Of the last
+    output, where the request said `do_remote_decode` and the engine's KV connector lets others read."""
 
     @property
     def num_cached_tokens(self) -> int:

@@ -77,6 +77,7 @@ class EngineFacts:
     num_token_types: int = 0
     why_not_generate: str = ''
     num_workers: int = 1
+    kv_transfer_params: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

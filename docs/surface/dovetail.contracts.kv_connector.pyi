@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from dovetail.contracts.plugin import Plugin, PluginOptions
 from typing import Any
 
+TRANSFER_PARAMS = 'kv_transfer_params'
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectorSetup:
@@ -42,6 +43,8 @@ class KVConnector(Plugin):
     @classmethod
     @abstractmethod
     def open_store(cls, options: Any, setup: StoreSetup) -> BlockStore: ...
+    @classmethod
+    def transfer_params(cls, options: Any) -> Mapping[str, Any]: ...
     @abstractmethod
     def lookup(self, block_hashes: Sequence[bytes], transfer: Mapping[str, Any]) -> int: ...
     @abstractmethod

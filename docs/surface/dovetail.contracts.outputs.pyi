@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from dovetail.contracts.lora import LoRARequest
 from dovetail.contracts.pooling_params import PooledStates
@@ -93,6 +93,7 @@ class RequestOutput:
     lora_request: LoRARequest | None = None
     pooled: PooledStates | None = None
     weight_checksum: str = ''
+    kv_transfer_params: Mapping[str, Any] | None = None
     @property
     def num_cached_tokens(self) -> int: ...
 

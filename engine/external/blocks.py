@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from dovetail.contracts.kv_connector import KVConnector
+from dovetail.contracts.kv_connector import TRANSFER_PARAMS, KVConnector
 from dovetail.engine.kv.manager import KVCacheManager
 from dovetail.engine.sequence import Sequence as TokenSequence
 from dovetail.engine.workers import Workers
@@ -28,8 +28,6 @@ POLL_S = 0.002
 """How often workers are asked while nothing else happens and something is under way."""
 _MOST_REMEMBERED = 1 << 16
 """Hashes of blocks that were handed over lately."""
-TRANSFER_PARAMS = "kv_transfer_params"
-"""Key of `SamplingParams.extra` that connectors get."""
 
 Answer = TypeVar("Answer")
 CreateConnector = Callable[[bytes], KVConnector]

@@ -510,7 +510,7 @@ class RemoteEngine:
             return  # that engine is gone meanwhile; the next one sends its own
         self._welcome = welcome
         self._text = ClientText(InputProcessor(welcome.facts, tokenizer), tokenizer)
-        self._outputs = OutputProcessor(tokenizer)
+        self._outputs = OutputProcessor(tokenizer, welcome.facts.kv_transfer_params)
         self._answers.is_stuck = False
         self._is_down.clear()
         self._is_up.set()

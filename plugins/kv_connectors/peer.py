@@ -18,6 +18,7 @@ from dovetail.plugins.kv_connectors.recent_records import RecentRecords
 logger = logging.getLogger(__name__)
 
 ANY_PEER = "*"
+_EVERYWHERE = ("", "0.0.0.0", "::")
 
 
 class PeerOptions(PluginOptions):
@@ -27,6 +28,8 @@ class PeerOptions(PluginOptions):
     """producer: what is computed here can be fetched; consumer: blocks are fetched from peers; or both."""
     host: str = "127.0.0.1"
     """Address at which a producer listens. Whoever reaches it can read blocks: keep it within a trusted network."""
+    announced_host: str | None = None
+    """Address by which consumers reach `host`, where that is another; responses name it. null: `host`."""
     port: int = Field(default=7150, ge=1, le=65000)
     """Port of a producer's first rank; rank r listens at port + r."""
     size_gib: float = Field(default=4.0, gt=0)
@@ -113,7 +116,7 @@ def _serve(options: PeerOptions, setup: StoreSetup, records: RecentRecords) -> R
 class Peer(KVConnector):
     """Host memory of this engine that others read, and theirs that this one reads."""
 
-    contract: ClassVar[tuple[int, int]] = (1, 0)
+    contract: ClassVar[tuple[int, int]] = (1, 1)
     Options = PeerOptions
     options: PeerOptions
 
@@ -126,7 +129,23 @@ class Peer(KVConnector):
     def check(cls, need: Any, options: PeerOptions, environment: Any) -> list[str]:
         if options.role == "consumer" and not options.peers:
             return ['a consumer fetches from peers that it may name: set peers to their HOST:PORT, or to ["*"]']
+        if options.produces and options.announced_host is None and options.host in _EVERYWHERE:
+            return [
+                f"host {options.host!r} is no address that a response could name: set announced_host to the one by"
+                " which consumers reach this machine"
+            ]
         return []
+
+    @classmethod
+    def transfer_params(cls, options: PeerOptions) -> Mapping[str, Any]:
+        if not options.produces:
+            return {}
+        return {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_host": options.announced_host or options.host,
+            "remote_port": options.port,
+        }
 
     @classmethod
     def open_store(cls, options: PeerOptions, setup: StoreSetup) -> BlockStore:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,9 +22,11 @@ FULL = (len(PROMPT) - 1) // BLOCK_SIZE * BLOCK_SIZE
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
 
-def tokens_of(llm: LLM, prompt: Sequence[int] = PROMPT) -> tuple[int, list[int]]:
+def tokens_of(
+    llm: LLM, prompt: Sequence[int] = PROMPT, extra: Mapping[str, Any] | None = None
+) -> tuple[int, list[int]]:
     """How many tokens of the prompt were found, and what was generated."""
-    output = llm.generate([{"prompt_token_ids": list(prompt)}], GREEDY)[0]
+    output = llm.generate([{"prompt_token_ids": list(prompt)}], replace(GREEDY, extra=extra or {}))[0]
     return output.num_cached_tokens, list(output.outputs[0].token_ids)
 
 
@@ -77,6 +81,13 @@ class LyingStore(HostStore):
             "nothing": b"",
         }
         return broken[way]
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.socket() as tried:
+        tried.bind(("127.0.0.1", 0))
+        return min(int(tried.getsockname()[1]), 65000)
 
 
 @pytest.fixture
@@ -218,6 +229,28 @@ def test_blocks_of_evicted_prompts_come_back(make_llm: Callable[..., LLM]) -> No
             assert [out.outputs[0].token_ids for out in outputs] == expected[asked.index(group[0]) :][: len(group)]
             small.engine.tokens.exchange.settle()
     assert counts(small).num_hit_tokens > 0
+
+
+def test_prefill_in_one_engine_and_decode_in_another(make_llm: Callable[..., LLM], free_port: int) -> None:
+    """The first output says where the blocks are. When that engine is gone, they are computed."""
+    _, expected = tokens_of(make_llm())
+    peer = f"127.0.0.1:{free_port}"
+    prefill = make_llm(kv_connector={"name": "peer", "role": "producer", "port": free_port})
+    decode = make_llm(kv_connector={"name": "peer", "role": "consumer", "peers": [peer]})
+    first = SamplingParams(temperature=0, max_tokens=1, extra={"kv_transfer_params": {"do_remote_decode": True}})
+    found = prefill.generate([{"prompt_token_ids": PROMPT}], first)[0].kv_transfer_params
+    assert found is not None
+    assert (found["remote_host"], found["remote_port"], found["do_remote_prefill"]) == ("127.0.0.1", free_port, True)
+    assert tokens_of(decode, extra={"kv_transfer_params": found}) == (FULL, expected)
+    prefill.shutdown()
+    decode.reset_prefix_cache()
+    assert tokens_of(decode, extra={"kv_transfer_params": found}) == (0, expected)
+    assert decode.generate([{"prompt_token_ids": PROMPT}], first)[0].kv_transfer_params is None
+
+
+def test_a_producer_says_how_it_is_reached(make_llm: Callable[..., LLM]) -> None:
+    with pytest.raises(ConfigError, match="set announced_host"):
+        make_llm(kv_connector={"name": "peer", "role": "producer", "host": "0.0.0.0"})
 
 
 def test_sleep_loses_nothing_that_was_saved(make_llm: Callable[..., LLM]) -> None:

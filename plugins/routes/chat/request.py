@@ -11,7 +11,8 @@ from dovetail.contracts.outputs import RequestMetrics
 from dovetail.contracts.route import APIError
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.plugins.server.bodies import Body
-from dovetail.plugins.server.sampling import SamplingFields, sampling_params, token_limit
+from dovetail.plugins.server.sampling import sampling_params, token_limit
+from dovetail.plugins.server.transfer import TransferFields, transfer_values
 from dovetail.plugins.server.turns.formats import format_expression
 from dovetail.plugins.server.turns.messages import Messages, template_messages
 from dovetail.plugins.server.turns.template import template_variables
@@ -39,7 +40,7 @@ class Prediction(Body, kw_only=True):
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
-class ChatRequest(SamplingFields, kw_only=True):
+class ChatRequest(TransferFields, kw_only=True):
     """OpenAI's fields, and vLLM's extra ones."""
 
     messages: Messages
@@ -120,11 +121,12 @@ def what_is_asked(body: ChatRequest, model: str, facts: EngineFacts) -> Asked:
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     if body.prompt_logprobs is not None and body.stream:
         raise APIError(400, "prompt_logprobs come whole: leave stream out", param="prompt_logprobs")
-    given = {
+    given: dict[str, Any] = {
         "max_tokens": token_limit(limit, facts),
         "logprobs": (body.top_logprobs or 0) if body.logprobs else None,
         "output_kind": "delta" if body.stream else "final_only",
         "prediction": None if body.prediction is None else body.prediction.text,
+        **transfer_values(body, facts),
     }
     turn = turn_of(body)
     return Asked(

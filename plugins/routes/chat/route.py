@@ -21,6 +21,7 @@ from dovetail.plugins.routes.completions.logprobs import prompt_logprobs
 from dovetail.plugins.server.bodies import BodyReader, body_schema, json_response
 from dovetail.plugins.server.fingerprint import system_fingerprint
 from dovetail.plugins.server.streams import Streams, Submission, submission
+from dovetail.plugins.server.transfer import transfer_fields
 from dovetail.plugins.server.turns.prefix import prefix_fields
 from dovetail.plugins.server.turns.turn import PreparedTurn, form_origin, prepare
 from dovetail.plugins.server.usage import usage_of
@@ -40,7 +41,7 @@ class ChatOptions(PluginOptions):
 class ChatRoute(Route):
     """POST /v1/chat/completions, and /v1/chat/completions/render, which shows the prompt and generates nothing."""
 
-    contract = (1, 8)
+    contract = (1, 9)
     Options = ChatOptions
     options: ChatOptions
 
@@ -119,7 +120,7 @@ class ChatRoute(Route):
         response["usage"] = asked.usage(usage_of([output]), output.metrics)
         if asked.with_token_ids:
             response["prompt_token_ids"] = output.prompt_token_ids
-        response |= prefix_fields(prepared.prefix)
+        response |= {**prefix_fields(prepared.prefix), **transfer_fields([output])}
         if asked.with_prompt_logprobs:
             response["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
         return response

@@ -11,15 +11,16 @@ from dovetail.contracts.prompts import Prompt, TokensPrompt
 from dovetail.contracts.route import APIError
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.plugins.server.prompts import Prompts, separate_prompts
-from dovetail.plugins.server.sampling import SamplingFields, sampling_params, token_limit
+from dovetail.plugins.server.sampling import sampling_params, token_limit
 from dovetail.plugins.server.streams import FormOrigin
 from dovetail.plugins.server.structured import form_field, response_form
+from dovetail.plugins.server.transfer import TransferFields, transfer_values
 
 _MAX_TOKENS = 16
 """OpenAI's default."""
 
 
-class CompletionRequest(SamplingFields, kw_only=True):
+class CompletionRequest(TransferFields, kw_only=True):
     """OpenAI's fields, vLLM's extra ones, and `return_accepted_spans`: which tokens a drafter guessed."""
 
     prompt: Prompts
@@ -71,6 +72,7 @@ def what_is_asked(body: CompletionRequest, model: str, facts: EngineFacts) -> As
         "best_of": body.best_of,
         "logprobs": body.logprobs,
         "output_kind": "delta" if stream else "final_only",
+        **transfer_values(body, facts),
     }
     if echo and body.logprobs is not None and body.prompt_logprobs is None:
         given["prompt_logprobs"] = body.logprobs

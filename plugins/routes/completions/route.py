@@ -20,6 +20,7 @@ from dovetail.plugins.routes.completions.request import Asked, CompletionRequest
 from dovetail.plugins.server.bodies import BodyReader, body_schema, json_response
 from dovetail.plugins.server.fingerprint import system_fingerprint
 from dovetail.plugins.server.streams import Streams, Submission, submission
+from dovetail.plugins.server.transfer import transfer_fields
 from dovetail.plugins.server.usage import usage, usage_of
 
 
@@ -34,7 +35,7 @@ class CompletionsOptions(PluginOptions):
 class CompletionsRoute(Route):
     """POST /v1/completions."""
 
-    contract = (1, 6)
+    contract = (1, 9)
     Options = CompletionsOptions
     options: CompletionsOptions
 
@@ -82,7 +83,7 @@ class CompletionsRoute(Route):
         counts = usage_of(outputs)
         if asked.scores_only:
             counts = usage(counts["prompt_tokens"], 0, counts["prompt_tokens_details"]["cached_tokens"])
-        return {**self._head(asked, how), "choices": choices, "usage": counts}
+        return {**self._head(asked, how), "choices": choices, "usage": counts, **transfer_fields(outputs)}
 
     def _head(self, asked: Asked, how: Submission) -> dict[str, Any]:
         return {
