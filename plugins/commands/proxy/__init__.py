@@ -1,0 +1,1 @@
+"""`dovetail proxy`: prefill on some servers, decode on others."""

@@ -1,0 +1,161 @@
+"""`dovetail proxy`: prefill on one live server, decode on another, and what happens when one of them is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from dovetail import AsyncLLMEngine
+from dovetail.commands.http import create_client
+from dovetail.plugins.commands.proxy.forwarding import Proxy
+from dovetail.plugins.commands.proxy.servers import Servers
+from dovetail.plugins.routes.chat.route import ChatRoute
+from dovetail.plugins.routes.completions.route import CompletionsRoute
+from dovetail.plugins.routes.models import ModelsRoute
+from dovetail.plugins.server.live import live_server
+from dovetail.testing.chat_models import FAMILIES, save_chat_model
+
+KINDS = (CompletionsRoute, ChatRoute, ModelsRoute)
+ROUTES = {kind.__name__: (kind, kind.Options()) for kind in KINDS}
+PROMPT = "What was computed once is not computed again, wherever it was. " * 2
+COMPLETE = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+CHAT = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+HALF = b'data: {"choices":[{"index":0,"text":"a"}]}\n\n'
+
+
+def free_port() -> int:
+    with socket.socket() as tried:
+        tried.bind(("127.0.0.1", 0))
+        return min(int(tried.getsockname()[1]), 65000)
+
+
+@dataclass(frozen=True)
+class Site:
+    """Two servers, and what talks to them."""
+
+    prefill: str
+    decode: str
+
+    def ask(self, path: str, body: dict[str, Any], **servers: list[str]) -> httpx.Response:
+        """Of a proxy that was made for this request."""
+        return asyncio.run(self._ask(path, body, servers))
+
+    async def _ask(self, path: str, body: dict[str, Any], servers: dict[str, list[str]]) -> httpx.Response:
+        prefill, decode = servers.get("prefill", [self.prefill]), servers.get("decode", [self.decode])
+        proxy = Proxy(Servers(prefill), Servers(decode), create_client(), 60.0)
+        try:
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(proxy.app()), base_url="http://proxy") as client:
+                return await client.post(path, json=body)
+        finally:
+            await proxy.close()
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    model: Path = tmp_path_factory.mktemp("proxied")
+    save_chat_model(model, FAMILIES["hermes"])
+    port = free_port()
+    connectors = (
+        {"name": "peer", "role": "producer", "port": port},
+        {"name": "peer", "role": "consumer", "peers": [f"127.0.0.1:{port}"]},
+    )
+    with ExitStack() as stack:
+        urls = []
+        for connector in connectors:
+            config: dict[str, Any] = {
+                "model": {"path": str(model), "dtype": "float32", "max_model_len": 1024},
+                "cache": {"num_blocks": 400, "block_size": 4},
+                "executor": {"threads": 1},
+                "kv_connector": connector,
+            }
+            engine = stack.enter_context(AsyncLLMEngine.from_config(config))
+            urls.append(stack.enter_context(live_server(engine, ROUTES, model_names=("tiny",))).url)
+        yield Site(*urls)
+
+
+@contextmanager
+def half_a_stream() -> Iterator[str]:
+    """A server that dies while it streams an answer."""
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(1 << 16)
+            head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+            part = HALF + b'data: {"cho'
+            connection.sendall(head + b"%x\r\n%s\r\n" % (len(part), part))
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        thread.join()
+
+
+def shown(response: httpx.Response) -> tuple[Any, int]:
+    """The first choice, and how many prompt tokens were found."""
+    assert response.status_code == 200, response.text
+    answer = response.json()
+    return answer["choices"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+@pytest.mark.parametrize(("path", "body"), [("/v1/completions", COMPLETE), ("/v1/chat/completions", CHAT)])
+def test_the_decode_server_finds_what_the_prefill_server_computed(site: Site, path: str, body: dict[str, Any]) -> None:
+    salted = {**body, "cache_salt": "nobody else's"}
+    expected = httpx.post(site.prefill + path, json=body, timeout=60).json()["choices"]
+    choices, found = shown(site.ask(path, salted))
+    assert choices == expected
+    assert found > 50
+
+
+def test_streams_come_as_they_are(site: Site) -> None:
+    body = {**COMPLETE, "stream": True, "stream_options": {"include_usage": True}, "n": 1}
+    direct = httpx.post(f"{site.decode}/v1/completions", json=COMPLETE, timeout=60).json()["choices"][0]["text"]
+    lines = [line[6:] for line in site.ask("/v1/completions", body).text.split("\n\n") if line]
+    assert lines.pop() == "[DONE]"
+    events = [httpx.Response(200, content=line).json() for line in lines]
+    assert "".join(choice["text"] for event in events for choice in event["choices"]) == direct
+
+
+def test_without_a_prefill_server_the_decode_server_computes(site: Site) -> None:
+    gone = f"http://127.0.0.1:{free_port()}"
+    choices, found = shown(site.ask("/v1/completions", {**COMPLETE, "cache_salt": "alone"}, prefill=[gone]))
+    assert (choices[0]["finish_reason"], found) == ("length", 0)
+
+
+def test_another_decode_server_is_asked_or_the_failure_reported(site: Site) -> None:
+    gone = f"http://127.0.0.1:{free_port()}"
+    assert shown(site.ask("/v1/completions", COMPLETE, decode=[gone, site.decode]))[0]
+    failed = site.ask("/v1/completions", COMPLETE, decode=[gone])
+    assert failed.status_code == 502
+    assert gone in failed.json()["error"]["message"]
+
+
+def test_a_stream_whose_server_dies_ends_with_an_error(site: Site) -> None:
+    with half_a_stream() as url:
+        answer = site.ask("/v1/completions", {**COMPLETE, "stream": True}, decode=[url]).content
+    assert answer.startswith(HALF + b"data: {")
+    assert f"the decode server {url} failed while it answered".encode() in answer
+
+
+def test_a_request_that_is_refused_is_not_sent_twice(site: Site) -> None:
+    refused = site.ask("/v1/completions", {**COMPLETE, "temperature": -1}, decode=[])
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "temperature")
+    given = site.ask("/v1/completions", {**COMPLETE, "kv_transfer_params": {}})
+    assert given.status_code == 400
+
+
+def test_what_no_producer_and_no_stream_can_answer_is_refused(site: Site) -> None:
+    begins = {**COMPLETE, "kv_transfer_params": {"do_remote_decode": True}}
+    for url, more in ((site.decode, {}), (site.prefill, {"stream": True}), (site.prefill, {"extra": begins})):
+        refused = httpx.post(f"{url}/v1/completions", json={**begins, **more}, timeout=60)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "kv_transfer_params"), refused.text
