@@ -1,6 +1,6 @@
 """Routers of other projects over the replicas of `dovetail simulate-routing`.
 
-    python benchmarks/routing_peers.py mooncake/synthetic_trace.jsonl --replicas 128 --speed 32 \
+    python benchmarks/routing_peers.py synthetic_trace.jsonl --replicas 32 --speed 6 \
         --sglang /path/to/venv/bin/sglang-router --vllm /path/to/venv/bin/vllm-router
 
 The peer's real router process runs, over workers that speak HTTP and compute nothing. The simulation's clock is
@@ -8,7 +8,8 @@ virtual: a request is sent to the router when it arrives there, the worker that 
 it, and the worker answers when the simulation says that the request ended. So the router sees the loads that it would
 see, in the order in which it would; what it decides by the clock (eviction of its tree) it does not get to.
 
-A prompt's text is CHARS letters for each of the trace's blocks, so that equal blocks are equal texts.
+A prompt's text is CHARS letters for each of the trace's blocks, so that equal blocks are equal texts, and the number of
+the request at its end, by which a worker knows it. It is in no field that a router could take for a session.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ START_S = 120.0
 """The router must answer within this time, with all workers."""
 ANSWER_S = 60.0
 """A request must reach a worker within this time."""
+ANSWER = b'{"text": "", "model_path": "m", "status": "ok", "data": [{"id": "m"}], "choices": []}'
+RENDER_PATH = "/v1/completions/render"
+"""Where vllm-router asks for a prompt's tokens. Without an answer it does not compare prefixes."""
 Value = TypeVar("Value")
 
 
@@ -78,8 +82,7 @@ class Workers:
                     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower().split("\r\n")
                     length = next((int(line[15:]) for line in head if line.startswith("content-length:")), 0)
                     body = await reader.readexactly(length)
-                    status = await self._answer(index, head[0], body)
-                    answer = b'{"text": "", "model_path": "m", "status": "ok", "data": [{"id": "m"}], "choices": []}'
+                    status, answer = await self._answer(index, head[0], body)
                     writer.write(
                         b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s"
                         % (status, len(answer), answer)
@@ -90,18 +93,20 @@ class Workers:
 
         return serve
 
-    async def _answer(self, index: int, line: str, body: bytes) -> bytes:
-        """The status. A request waits until the simulation ends it; all else is answered at once."""
+    async def _answer(self, index: int, line: str, body: bytes) -> tuple[bytes, bytes]:
+        """Status and body. A request waits until the simulation ends it; all else is answered at once."""
         if not line.startswith("post "):
-            return b"200 OK"
+            return b"200 OK", ANSWER
+        if line.startswith(f"post {RENDER_PATH} "):
+            return b"200 OK", rendered(json.loads(body)["prompt"])
         if not line.startswith(f"post {self._path} "):
-            return b"404 Not Found"
+            return b"404 Not Found", ANSWER
         fields = json.loads(body)
-        request_id = fields.get("user") or fields.get("rid")
+        request_id = (fields.get("prompt") or fields["text"]).rpartition(" ")[2]
         done = self._release[request_id]
         self.arrived[request_id].set_result(index)
         await done.wait()
-        return b"200 OK"
+        return b"200 OK", ANSWER
 
 
 class PeerRouter(FollowsRequests):
@@ -162,10 +167,10 @@ class PeerRouter(FollowsRequests):
         return await asyncio.wait_for(arrived, ANSWER_S)
 
     async def _ask(self, request_id: str, max_tokens: int) -> None:
-        text = self._texts[request_id]
-        body: dict[str, Any] = {"model": "m", "prompt": text, "max_tokens": max_tokens, "user": request_id}
+        text = f"{self._texts[request_id]} {request_id}"
+        body: dict[str, Any] = {"model": "m", "prompt": text, "max_tokens": max_tokens}
         if self._path == "/generate":
-            body = {"text": text, "sampling_params": {"max_new_tokens": max_tokens}, "rid": request_id}
+            body = {"text": text, "sampling_params": {"max_new_tokens": max_tokens}}
         response = await self._client.post(self._url + self._path, json=body)
         response.raise_for_status()
 
@@ -190,6 +195,12 @@ def _free_port() -> int:
         return int(free.getsockname()[1])
 
 
+def rendered(text: str) -> bytes:
+    """What vLLM answers to `RENDER_PATH`, with a token for each letter."""
+    request = {"request_id": "r", "token_ids": list(text.encode()), "sampling_params": {}, "model": "m"}
+    return json.dumps([request]).encode()
+
+
 def text_of(blocks: Sequence[int]) -> str:
     """A prompt with these blocks."""
     return "".join(blake2b(str(block).encode(), digest_size=CHARS // 2).hexdigest() for block in blocks)
@@ -198,8 +209,8 @@ def text_of(blocks: Sequence[int]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trace", type=Path)
-    parser.add_argument("--replicas", type=int, default=128)
-    parser.add_argument("--speed", type=float, default=32.0)
+    parser.add_argument("--replicas", type=int, default=32)
+    parser.add_argument("--speed", type=float, default=6.0)
     parser.add_argument("--limit", type=int)
     parser.add_argument("--sglang", help="sglang-router's command")
     parser.add_argument("--vllm", help="vllm-router's command")
@@ -226,7 +237,7 @@ def main() -> None:
             continue
         router = PeerRouter(RouterSetup(num_replicas=args.replicas, block_size=BLOCK_TOKENS), *given, texts)
         try:
-            outcome = Simulation(router, args.replicas, costs, 4096, label).run(requests, lambda: None)
+            outcome = Simulation(router, args.replicas, costs, 4096, label).run(requests, lambda _: None)
         finally:
             router.close()
         print(json.dumps(asdict(summarize(label, outcome))))

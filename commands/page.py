@@ -22,7 +22,7 @@ h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
 th, td { text-align: right; padding: .25rem .7rem; border-bottom: 1px solid var(--grid); white-space: nowrap; }
 th:first-child, td:first-child, .facts td { text-align: left; white-space: normal; }
 .soft, dd { color: var(--soft); } .warning { border-left: 4px solid var(--c1); padding: .4rem .8rem; }
-.plots { display: flex; flex-wrap: wrap; gap: 1rem; } svg { max-width: 100%; height: auto; }
+.plots { display: flex; flex-wrap: wrap; align-items: flex-start; gap: 1rem; } svg { max-width: 100%; height: auto; }
 svg text { font: 11px system-ui, sans-serif; fill: var(--soft); }
 svg .title { font-size: 13px; font-weight: 600; fill: var(--ink); }
 .grid { stroke: var(--grid); fill: none; } .mark { stroke: var(--soft); stroke-dasharray: 3 3; }

@@ -18,6 +18,7 @@ class Progress:
             rich.progress.BarColumn(),
             rich.progress.MofNCompleteColumn(),
             rich.progress.TimeElapsedColumn(),
+            rich.progress.TimeRemainingColumn(),
             console=console,
             transient=True,
             # A redraw takes time from what is measured.

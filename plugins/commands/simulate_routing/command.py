@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -130,11 +130,22 @@ def _simulate(
     outcomes = {}
     with Progress(len(routers) * len(requests)) as progress:
         for label, create in routers.items():
-            progress.show(label)
             setup = RouterSetup(num_replicas=num_replicas, block_size=BLOCK_TOKENS)
             simulation = Simulation(create(setup), num_replicas, costs, max_tokens, label)
-            outcomes[label] = simulation.run(requests, progress.advance)
+            outcomes[label] = simulation.run(requests, _show_on(progress, label))
     return outcomes
+
+
+def _show_on(progress: Progress, label: str) -> Callable[[Outcome], None]:
+    """Advances the bar, with the hit rate so far."""
+    progress.show(label)
+
+    def show(so_far: Outcome) -> None:
+        if so_far.input_tokens:
+            progress.show(f"{label}, hit rate {so_far.cached_tokens / so_far.input_tokens:.1%}")
+        progress.advance()
+
+    return show
 
 
 def _print(outcomes: dict[str, Outcome], facts: dict[str, Any], warnings: Sequence[str], *, as_json: bool) -> None:

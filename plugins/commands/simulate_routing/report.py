@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -12,6 +13,8 @@ from rich.table import Table
 from dovetail.commands import page, svg
 from dovetail.plugins.commands.simulate_routing.simulation import Outcome
 
+_SHORTEST_S = 1e-3
+"""What is shorter is drawn as this."""
 _NOTE = (
     "Simulated: the routers' code is real, the replicas are a model of their cost. TTFT: from arrival to the first "
     "output token. Hit rate: share of the prompt tokens that a replica's prefix cache had. Imbalance: time in steps of "
@@ -64,18 +67,17 @@ def result_table(summaries: Sequence[Summary]) -> Table:
 
 
 def result_page(facts: Mapping[str, Any], warnings: Sequence[str], outcomes: Mapping[str, Outcome]) -> str:
-    """One HTML file: the table, the distribution of TTFT, hit rates and the load of replicas by router."""
+    """One HTML file: the table, and by router the distributions of TTFT and of the replicas' load, and hit rates, where
+    any prompt was found."""
     rows = "".join(
         f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in _cells(summarize(name, outcome)))}</tr>"
         for name, outcome in outcomes.items()
     )
-    ttft = [svg.Series(name, svg.cumulative(outcome.ttft)) for name, outcome in outcomes.items()]
     hits = [(name, [summarize(name, outcome).hit_rate]) for name, outcome in outcomes.items()]
-    load = [(name, [100 * one / outcome.seconds for one in outcome.busy_seconds]) for name, outcome in outcomes.items()]
     plots = [
-        svg.curves("TTFT: share of requests up to it", ttft, _seconds, _share, "seconds", stepped=True),
-        svg.dot_rows("Hit rate", hits, _share),
-        svg.dot_rows("Time in steps, a dot per replica", load, lambda value: f"{value:g}%"),
+        _shares("TTFT on a logarithmic scale: share of requests up to it", _logarithms(outcomes), _power, "seconds"),
+        _shares("Time in steps: share of replicas up to it", _loads(outcomes), _share, "share of the whole time"),
+        *([svg.dot_rows("Hit rate", hits, _share)] if any(rate for _, (rate,) in hits) else []),
     ]
     return page.whole_page(
         "dovetail simulate-routing",
@@ -86,11 +88,21 @@ def result_page(facts: Mapping[str, Any], warnings: Sequence[str], outcomes: Map
             f'<p class="soft">{escape(_NOTE)}</p>',
             f'<div class="plots">{"".join(plots)}</div>',
             "<h2>What was simulated</h2>",
-            page.facts(facts),
+            page.facts({_FACTS.get(key, key): value for key, value in facts.items()}),
         ],
     )
 
 
+_FACTS = {
+    "speed": "times as fast as the trace",
+    "prefill_rate": "prompt tokens per second",
+    "decode_step": "seconds of a decode step",
+    "chunk_tokens": "most prompt tokens of a step",
+    "max_running": "most running requests",
+    "num_blocks": "KV blocks of a replica",
+    "block_size": "tokens of a block",
+}
+"""What the page calls them."""
 _HEADER = ("router", "hit rate", "TTFT mean, s", "TTFT p50, s", "TTFT p99, s", "imbalance", "busy", "total, s")
 
 
@@ -109,8 +121,22 @@ def _nearest_rank(ordered: Sequence[float], percent: int) -> float:
     return ordered[max(0, -(-percent * len(ordered) // 100) - 1)]
 
 
-def _seconds(value: float) -> str:
-    return f"{value:g}"
+def _shares(title: str, samples: Mapping[str, Sequence[float]], show: svg.Format, x_title: str) -> str:
+    lines = [svg.Series(name, svg.cumulative(values)) for name, values in samples.items()]
+    return svg.curves(title, lines, show, _share, x_title, stepped=True)
+
+
+def _logarithms(outcomes: Mapping[str, Outcome]) -> Mapping[str, Sequence[float]]:
+    """Of TTFTs: their medians differ by powers of ten where caches do."""
+    return {name: [math.log10(max(_SHORTEST_S, one)) for one in result.ttft] for name, result in outcomes.items()}
+
+
+def _loads(outcomes: Mapping[str, Outcome]) -> Mapping[str, Sequence[float]]:
+    return {name: [one / result.seconds for one in result.busy_seconds] for name, result in outcomes.items()}
+
+
+def _power(value: float) -> str:
+    return f"{float(f'{10**value:.2g}'):g}"
 
 
 def _share(value: float) -> str:

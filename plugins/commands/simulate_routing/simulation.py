@@ -42,12 +42,13 @@ class Simulation:
         self._ends: list[tuple[float, int]] = []
         self._outcome = Outcome(requests=[0] * num_replicas)
 
-    def run(self, requests: Sequence[SimulatedRequest], on_arrival: Callable[[], None]) -> Outcome:
-        """Simulates requests, which are in order of arrival. Calls `on_arrival` after each was sent."""
+    def run(self, requests: Sequence[SimulatedRequest], on_arrival: Callable[[Outcome], None]) -> Outcome:
+        """Simulates requests, which are in order of arrival. Calls `on_arrival` after each was sent, with what became
+        of those before it."""
         for request in requests:
             self._run_until(request.arrival)
             self._send(request)
-            on_arrival()
+            on_arrival(self._outcome)
         self._run_until(float("inf"))
         self._outcome.busy_seconds = [one.busy_seconds for one in self._replicas]
         return self._outcome
