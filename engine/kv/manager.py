@@ -48,6 +48,11 @@ class KVStatistics:
     external_hit_tokens: int = 0
     """Of these, the tokens whose blocks a connector had."""
 
+    @property
+    def usage(self) -> float:
+        """Share of the blocks in use, 0 to 1; 0 where there are none."""
+        return self.num_used_blocks / self.num_blocks if self.num_blocks > 0 else 0.0
+
 
 class KVCacheManager:
     """Blocks of all sequences of one engine; implements `KVMemory`.

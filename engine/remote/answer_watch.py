@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from dovetail.contracts.errors import WorkerError
@@ -11,33 +11,38 @@ from dovetail.contracts.errors import WorkerError
 HEALTH_S = 5.0
 """An engine that does not answer for so long counts as dead."""
 PATIENCE_S = 1.0
-"""After so long without an answer to a request, the engine is asked whether it answers at all."""
+"""Between two questions to an engine that something is expected of."""
 
 
 class AnswerWatch:
-    """Runs while requests wait for an answer, which comes between two steps. An engine that computes a long step
-    answers a question meanwhile; one that does not is stuck: what waits is given up, and nothing sent to it."""
+    """Runs while something is expected of an engine: answers to requests and calls, outputs. An engine that computes a
+    long step answers a question meanwhile; one that does not is stuck, until it answers again."""
 
     def __init__(
         self,
-        waiting: Callable[[], Mapping[str, asyncio.Future[None]]],
+        is_expected: Callable[[], bool],
         check_health: Callable[[], Awaitable[None]],
         is_running: Callable[[], bool],
-        give_up: Callable[[str], object],
+        report: Callable[[WorkerError | None], None],
     ):
-        """`waiting`: by request id, what the engine has not answered. `give_up`: forgets such a request."""
+        """`is_expected`: whether the engine owes something. `report` gets what is wrong each time that the engine does
+        not answer, and None once it answers again. An engine that ended is left to those who notice that."""
         self.is_stuck = False
         """The engine's process is there, and does not answer."""
-        self._waiting = waiting
+        self._is_expected = is_expected
         self._check_health = check_health
         self._is_running = is_running
-        self._give_up = give_up
+        self._report = report
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """A request waits. Idempotent."""
+        """Something is expected. Idempotent."""
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run())
+
+    def note_end(self) -> None:
+        """The engine ended: the next one has a clean record."""
+        self.is_stuck = False
 
     async def close(self) -> None:
         """Ends the watch."""
@@ -47,17 +52,15 @@ class AnswerWatch:
                 await self._task
 
     async def _run(self) -> None:
-        while self._waiting() or self.is_stuck:
+        while self._is_expected() or self.is_stuck:
             await asyncio.sleep(PATIENCE_S)
-            waiting = dict(self._waiting())
             try:
                 await self._check_health()
             except WorkerError as error:
-                # One that ended has lost its requests already.
-                self.is_stuck = self._is_running()
-                for request_id, answered in waiting.items():
-                    if not answered.done():
-                        self._give_up(request_id)
-                        answered.set_exception(error)
+                if self._is_running():
+                    self.is_stuck = True
+                    self._report(error)
             else:
-                self.is_stuck = False
+                if self.is_stuck:
+                    self.is_stuck = False
+                    self._report(None)

@@ -6,15 +6,9 @@ import asyncio
 import itertools
 import logging
 import time
-import uuid
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any, Self
-
-import zmq
-import zmq.asyncio
-from zmq.utils.monitor import parse_monitor_message
 
 from dovetail.contracts.engine_client import EngineFacts, RequestPlan, RequestReports
 from dovetail.contracts.errors import QueueFull, RequestError, WorkerError
@@ -30,20 +24,22 @@ from dovetail.contracts.telemetry import Exposition
 from dovetail.contracts.weight_transport import WeightsReport
 from dovetail.engine.client_text import ClientText
 from dovetail.engine.input_processor import InputProcessor, ProcessedInput
+from dovetail.engine.kv.pool import PrefixCacheReset
 from dovetail.engine.output_processor import OutputProcessor
 from dovetail.engine.output_stream import OutputReader, OutputStream
 from dovetail.engine.pooling.outputs import PoolingRequestOutput
 from dovetail.engine.pooling.params import as_task, check_sampling
 from dovetail.engine.remote.answer_watch import HEALTH_S, AnswerWatch
+from dovetail.engine.remote.connection import Connection, EngineListener
 from dovetail.engine.remote.messages import (
     Abort,
     Accepted,
     Ask,
     CacheChanges,
     Call,
+    EngineOrigin,
     Explain,
     Explained,
-    Hello,
     Message,
     Refused,
     Reply,
@@ -52,13 +48,11 @@ from dovetail.engine.remote.messages import (
     Welcome,
     cache_events,
     decode_to_client,
-    encode,
     error_of,
     submit_message,
 )
 from dovetail.engine.remote.pending_calls import PendingCalls
 from dovetail.engine.remote.prefix_facts import PrefixFacts
-from dovetail.engine.remote.turns import read_in_turns
 from dovetail.engine.request_fields import check_order, check_request_id, check_salt, check_user
 from dovetail.engine.tokenization.load import tokenizer_from_form
 
@@ -68,57 +62,43 @@ logger = logging.getLogger(__name__)
 class RemoteEngine:
     """Requests from coroutines of one event loop to the engine at an address. Make one with `connect`."""
 
-    def __init__(self, address: str):
-        self._address = address
-        self._context = zmq.asyncio.Context()
-        self._to_engine = self._context.socket(zmq.DEALER)
-        self._to_engine.set(zmq.LINGER, 0)
-        self._to_engine.set(zmq.SNDHWM, 0)
-        self._updates = self._context.socket(zmq.PULL)
-        self._name = uuid.uuid4().hex[:12]
-        # Beside the engine's: whoever made that directory removes it.
-        self._my_address = f"{address.rpartition('/')[0]}/client-{self._name}"
+    def __init__(self, address: str, listener: EngineListener | None = None):
+        self._connection = Connection(address)
+        self._listener = listener
         self._ids = itertools.count()
         self._welcome: Welcome | None = None
-        self._is_up, self._is_down = asyncio.Event(), asyncio.Event()
-        """Set while there is an engine, and while there is none."""
-        self._is_down.set()
         self._text: ClientText | None = None
         self._outputs = OutputProcessor(None)
         self._submitted: dict[str, tuple[ProcessedInput, OutputStream, asyncio.Future[None]]] = {}
         """By request id, what the engine has not answered yet."""
         self._streams: dict[str, OutputStream] = {}
         """By request id, of requests that the engine has."""
-        self._calls = PendingCalls(self._send)
+        self._kv_usage = 0.0
+        self._calls = PendingCalls(self._connection.send)
         self._follow: Callable[[list[CacheEvent]], None] = lambda events: None
-        self._outgoing: list[bytes] = []
-        """Messages that wait for the end of this turn of the loop."""
-        self._tasks: list[asyncio.Task[None]] = []
+        self._replies: asyncio.Task[None] | None = None
         self._answers = AnswerWatch(
-            lambda: {request_id: answered for request_id, (_, _, answered) in self._submitted.items()},
+            lambda: bool(self._submitted or self._streams or self._calls.num_pending),
             self.check_health,
             lambda: self.is_running,
-            lambda request_id: self._submitted.pop(request_id, None),
+            self._note_silence,
         )
-        self._num_events = 0
-        """Times that the connection to an engine came or went."""
         self._is_closed = False
 
     @classmethod
+    def open(cls, address: str, listener: EngineListener | None = None) -> Self:
+        """A client of the engines that serve at `address` ("ipc:///path"), now or later. `listener` hears of them."""
+        client = cls(address, listener)
+        client._connection.open(client._take_update, client._lost)
+        client._replies = asyncio.create_task(client._read_replies())
+        return client
+
+    @classmethod
     async def connect(cls, address: str, timeout_s: float | None = None) -> Self:
-        """A client of the engine at `address` ("ipc:///path"), once that answers. Raises `WorkerError` where it does
-        not within `timeout_s` seconds."""
-        client = cls(address)
-        monitor = client._to_engine.get_monitor_socket(zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED)
-        client._updates.bind(client._my_address)
-        client._to_engine.connect(address)
-        client._tasks = [
-            asyncio.create_task(client._watch(monitor)),
-            asyncio.create_task(client._read_replies()),
-            asyncio.create_task(read_in_turns(client._updates, client._take_update)),
-        ]
+        """As `open`, once an engine answers. Raises `WorkerError` where none does within `timeout_s` seconds."""
+        client = cls.open(address)
         try:
-            await asyncio.wait_for(client._is_up.wait(), timeout_s)
+            await asyncio.wait_for(client.wait_until_running(), timeout_s)
         except TimeoutError:
             await client.close()
             raise WorkerError(f"no engine answers at {address} within {timeout_s} seconds") from None
@@ -131,17 +111,37 @@ class RemoteEngine:
         return self._welcome.facts
 
     @property
+    def origin(self) -> EngineOrigin:
+        """What the engine's tokens follow from, and when it started."""
+        assert self._welcome is not None, "connect has not returned"
+        return self._welcome.origin
+
+    @property
     def is_running(self) -> bool:
         """See `EngineClient.is_running`."""
-        return self._is_up.is_set() and not self._is_closed
+        return self._connection.up.is_set() and not self._is_closed
+
+    @property
+    def is_known(self) -> bool:
+        """Whether an engine answered once, so that there are facts and a tokenizer."""
+        return self._welcome is not None
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the KV blocks in use, 0 to 1, as the last step that concerned this client reported it."""
+        return self._kv_usage
 
     async def wait_until_running(self) -> None:
         """Returns once there is an engine."""
-        await self._is_up.wait()
+        await self._connection.up.wait()
 
     async def wait_until_down(self) -> None:
         """Returns once there is none."""
-        await self._is_down.wait()
+        await self._connection.down.wait()
+
+    async def wait_until_settled(self) -> None:
+        """Returns once an engine answered, or nothing listened at the address."""
+        await self._connection.settled.wait()
 
     async def submit(
         self,
@@ -185,7 +185,7 @@ class RemoteEngine:
     ) -> OutputReader:
         """As `submit`, of what `process` returned."""
         self._running()
-        request_id = request_id if request_id is not None else f"{self._name}-{next(self._ids)}"
+        request_id = request_id if request_id is not None else f"{self._connection.client_name}-{next(self._ids)}"
         check_request_id(request_id)
         if request_id in self._streams or request_id in self._submitted:
             raise RequestError(f"request id {request_id!r} is in use")
@@ -204,7 +204,7 @@ class RemoteEngine:
             user=user,
         )
         try:
-            self._send(message)
+            self._connection.send(message)
         except (OverflowError, TypeError, RecursionError) as error:
             raise RequestError(
                 f"the request cannot be sent to the engine: {error}; extra and processors hold plain data, with"
@@ -282,7 +282,7 @@ class RemoteEngine:
     async def abort(self, request_id: str) -> None:
         """See `EngineClient.abort`."""
         self._running()
-        self._send(Abort([request_id]))
+        self._connection.send(Abort([request_id]))
 
     async def plan_request(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> RequestPlan:
         """See `EngineClient.plan_request`."""
@@ -404,11 +404,16 @@ class RemoteEngine:
         """See `EngineClient.check_health`."""
         await self._ask(lambda call_id: Ask(call_id, "health"))
 
+    async def reset_prefix_cache(self) -> PrefixCacheReset:
+        """Forgets cached prefixes; how many blocks were dropped, and how many stay while requests use them."""
+        return PrefixCacheReset(**await self.call("reset_prefix_cache"))
+
     async def call(self, name: str, **arguments: Any) -> Any:
         """What the engine's method `name` returns, as plain data; it runs between two steps. One of
         cache_statistics, reset_prefix_cache, sleep, wake_up, is_sleeping, regions, pause, is_paused, hold, resume,
         start_lora, remove_lora, list_loras, pin_lora, those of weight updates and weights."""
         self._running()
+        self._answers.start()
         return await self._calls.answer(lambda call_id: Call(call_id, name, arguments))
 
     async def close(self) -> None:
@@ -417,14 +422,14 @@ class RemoteEngine:
             return
         self._is_closed = True
         await self._answers.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._connection.stop_reading()
+        if self._replies is not None:
+            self._replies.cancel()
+            await asyncio.gather(self._replies, return_exceptions=True)
         self._lose_all(WorkerError("the client of the engine is closed"))
         if self._text is not None:
             self._text.close()
-        self._context.destroy(linger=0)
-        Path(self._my_address.removeprefix("ipc://")).unlink(missing_ok=True)
+        self._connection.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -435,7 +440,7 @@ class RemoteEngine:
     def _running(self) -> ClientText:
         if self._is_closed:
             raise WorkerError("the client of the engine is closed")
-        if not self._is_up.is_set():
+        if not self._connection.up.is_set():
             raise WorkerError("no engine is running: this client waits for the next one at its address")
         return self._known_text()
 
@@ -456,19 +461,6 @@ class RemoteEngine:
         assert self._text is not None, "connect has not returned"
         return self._text
 
-    def _send(self, message: Message) -> None:
-        """Together with what else this turn of the loop sends: each send wakes a thread of ZeroMQ."""
-        data = encode(message)
-        if not self._outgoing:
-            asyncio.get_running_loop().call_soon(self._flush)
-        self._outgoing.append(data)
-
-    def _flush(self) -> None:
-        # The socket has no high-water mark, so this does not wait.
-        if self._outgoing and not self._to_engine.closed:
-            self._to_engine.send_multipart(self._outgoing, zmq.NOBLOCK)
-        self._outgoing = []
-
     async def _ask(self, question: Callable[[int], Message]) -> Any:
         """The answer to what the engine answers at once."""
         self._running()
@@ -477,21 +469,24 @@ class RemoteEngine:
         except TimeoutError:
             raise WorkerError(f"the engine has not answered for {HEALTH_S:g} seconds") from None
 
-    async def _watch(self, monitor: zmq.asyncio.Socket) -> None:
-        """Greets each engine that appears at the address, and notices when it is gone."""
-        while True:
-            event = parse_monitor_message(await monitor.recv_multipart())
-            self._num_events += 1
-            if event["event"] == zmq.EVENT_CONNECTED:
-                self._send(Hello(self._my_address))
-            else:
-                self._is_up.clear()
-                self._is_down.set()
-                self._lose_all(WorkerError("the engine's process ended while the request was under way"))
+    def _note_silence(self, error: WorkerError | None) -> None:
+        """The engine does not answer: requests that wait for its answer are given up. None: it answers again."""
+        if error is not None:
+            submitted, self._submitted = self._submitted, {}
+            _fail(submitted, error)
+        if self._listener is not None:
+            self._listener.engine_silent(error)
+
+    def _lost(self) -> None:
+        self._answers.note_end()
+        self._kv_usage = 0.0
+        self._lose_all(WorkerError("the engine's process ended while the request was under way"))
+        if self._listener is not None:
+            self._listener.engine_lost()
 
     async def _read_replies(self) -> None:
         while True:
-            message = decode_to_client(await self._to_engine.recv())
+            message = decode_to_client(await self._connection.reply())
             if isinstance(message, Welcome):
                 await self._meet(message)
             elif isinstance(message, Reply):
@@ -503,17 +498,17 @@ class RemoteEngine:
         """Another engine, or the first."""
         if self._text is not None:
             self._text.close()
-        form, events = welcome.tokenizer, self._num_events
+        form, events = welcome.tokenizer, self._connection.num_events
         # Building a large vocabulary takes a while, and streams of other engines may run on this loop.
         tokenizer = await asyncio.to_thread(tokenizer_from_form, form) if form is not None else None
-        if events != self._num_events:
+        if events != self._connection.num_events:
             return  # that engine is gone meanwhile; the next one sends its own
         self._welcome = welcome
         self._text = ClientText(InputProcessor(welcome.facts, tokenizer), tokenizer)
         self._outputs = OutputProcessor(tokenizer, welcome.facts.kv_transfer_params)
-        self._answers.is_stuck = False
-        self._is_down.clear()
-        self._is_up.set()
+        self._connection.note_up()
+        if self._listener is not None:
+            self._listener.engine_came()
 
     def _take_update(self, data: bytes) -> None:
         try:
@@ -525,9 +520,10 @@ class RemoteEngine:
 
     def _take(self, message: Message) -> None:
         if isinstance(message, Update):
+            self._kv_usage = message.kv_usage
             outputs, stops = self._outputs.process(message.update)
             if stops:
-                self._send(Stop(stops))
+                self._connection.send(Stop(stops))
             for output in outputs:
                 stream = self._streams.get(output.request_id)
                 if stream is not None:
@@ -543,7 +539,7 @@ class RemoteEngine:
 
     def _accept(self, message: Accepted) -> None:
         if message.request_id not in self._submitted:
-            self._send(Abort([message.request_id]))  # given up before the engine answered
+            self._connection.send(Abort([message.request_id]))  # given up before the engine answered
             return
         processed, stream, answered = self._submitted.pop(message.request_id)
         self._outputs.add(
@@ -575,11 +571,11 @@ class RemoteEngine:
             del self._streams[stream.request_id]
             self._outputs.drop(stream.request_id)
             if self.is_running:
-                self._send(Abort([stream.request_id]))
+                self._connection.send(Abort([stream.request_id]))
 
     def _give_up(self, error: RequestError) -> None:
         """Ends the requests that the engine has of this client, there too. Those that it has not answered go on."""
-        self._send(Abort(self._fail_streams(error)))
+        self._connection.send(Abort(self._fail_streams(error)))
 
     def _fail_streams(self, error: Exception) -> list[str]:
         """Ends the streams of requests that the engine has; returns the requests' ids."""
@@ -593,7 +589,12 @@ class RemoteEngine:
         """Ends everything that waits for the engine."""
         self._fail_streams(error)
         submitted, self._submitted = self._submitted, {}
-        for _, _, answered in submitted.values():
-            if not answered.done():
-                answered.set_exception(error)
+        _fail(submitted, error)
         self._calls.fail(error)
+
+
+def _fail(submitted: Mapping[str, tuple[ProcessedInput, OutputStream, asyncio.Future[None]]], error: Exception) -> None:
+    """Requests that the engine has not answered."""
+    for _, _, answered in submitted.values():
+        if not answered.done():
+            answered.set_exception(error)

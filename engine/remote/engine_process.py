@@ -16,7 +16,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 
@@ -58,19 +59,22 @@ class EngineProcess:
         config: LayeredConfig,
         directory: str | Path | None = None,
         environment: Mapping[str, str] = MappingProxyType({}),
+        cores: Collection[int] = (),
     ):
         """Starts the process; `wait` says when it serves. `directory`: where its socket is, private to the user.
-        `environment`: variables to set in it."""
+        `environment`: variables to set in it. `cores`: logical CPUs that it and its workers run on; none: all that the
+        calling thread may use."""
         self._temporary = tempfile.TemporaryDirectory(prefix="dovetail-engine-") if directory is None else None
         self.directory = Path(directory if directory is not None else self._temporary.name)  # type: ignore[union-attr]
         self.address = f"ipc://{self.directory}/engine"
-        self._process = subprocess.Popen(
-            module_command("dovetail.engine.remote.engine_process", self.address),
-            env={**import_environment(), **environment},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
+        with _bound_to(cores):
+            self._process = subprocess.Popen(
+                module_command("dovetail.engine.remote.engine_process", self.address),
+                env={**import_environment(), **environment},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                start_new_session=True,
+            )
         assert self._process.stdin is not None
         # It stays open: the process ends when it is closed.
         pickle.dump(config, self._process.stdin)
@@ -130,6 +134,20 @@ class EngineProcess:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+@contextmanager
+def _bound_to(cores: Collection[int]) -> Iterator[None]:
+    """Processes that this thread starts meanwhile run on these cores from their first instruction."""
+    if not cores or sys.platform != "linux":
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def _ending(code: int) -> str:

@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
+from hashlib import blake2b
+from importlib import metadata
 from typing import Any
 
 import msgspec
@@ -23,6 +25,7 @@ from dovetail.engine.remote.messages import (
     Abort,
     Accepted,
     Call,
+    EngineOrigin,
     Refused,
     Reply,
     Stop,
@@ -72,7 +75,7 @@ class EngineServer:
         """By request id: its client and its seq_ids."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         tokenizer = engine.tokenizer.form if engine.tokenizer is not None else None
-        welcome = Welcome(uuid.uuid4().hex, engine.facts, tokenizer, max_num_waiting)
+        welcome = Welcome(uuid.uuid4().hex, engine.facts, tokenizer, max_num_waiting, _origin(engine))
         self._followers = CacheFollowers(engine.kv_events, engine.facts.block_size)
         self._io = IOThread(self._context, address, welcome, self._answers(), engine.explain_request, self)
         self._reply = self._io.reply_socket()
@@ -289,12 +292,13 @@ class EngineServer:
     def _publish(self, update: StepUpdate) -> None:
         if not update.has_news:
             return
+        usage = self._engine.cache_statistics().usage
         if len(self._outboxes) == 1:
-            next(iter(self._outboxes.values())).send(Update(update))
+            next(iter(self._outboxes.values())).send(Update(update, usage))
         else:
             for client, part in self._parts(update).items():
                 if client in self._outboxes:
-                    self._outboxes[client].send(Update(part))
+                    self._outboxes[client].send(Update(part, usage))
         for request_id, metrics in update.metrics.items():
             if metrics.finished_time is not None:
                 self._forget(request_id)
@@ -352,6 +356,22 @@ class EngineServer:
         self._io.join()
         self._context.destroy(linger=0)
         self._engine.shutdown()
+
+
+def _origin(engine: TokenEngine) -> EngineOrigin:
+    pages = engine.weight_updates.pages
+    identity = {
+        "the version of dovetail": metadata.version("dovetail"),
+        "the files of the checkpoint": blake2b(repr(pages.weights).encode(), digest_size=8).hexdigest(),
+        "the plugins and their options": pages.plugins,
+        "model.dtype": pages.dtype,
+        "the dtype of adapters": pages.adapter_dtype,
+        "the dtype of the KV cache": pages.kv_dtype,
+        "the layout of KV pages": blake2b(repr(pages.layout).encode(), digest_size=8).hexdigest(),
+        "executor.tensor_parallel": str(pages.tensor_parallel),
+        "executor.pipeline_parallel": repr(pages.stage_layers),
+    }
+    return EngineOrigin(identity, time.monotonic())
 
 
 _RETRY_S = 1.0

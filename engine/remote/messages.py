@@ -107,6 +107,15 @@ class Explain(Message):
 # To clients: `Welcome`, `Reply` and `Explained` from the ROUTER socket, the others from the client's PUSH socket.
 
 
+class EngineOrigin(msgspec.Struct, array_like=True):
+    """Where the tokens of an engine come from."""
+
+    identity: dict[str, str]
+    """What its tokens follow from besides its facts and updates of its weights, by what it is called in messages."""
+    started: float
+    """time.monotonic(), which all processes of a machine share."""
+
+
 class Welcome(Message):
     """The answer to `Hello`."""
 
@@ -116,6 +125,7 @@ class Welcome(Message):
     tokenizer: TokenizerForm | None
     max_num_waiting: int | None
     """Requests of one client that the engine has not answered; None: any number."""
+    origin: EngineOrigin
 
 
 class Failure(msgspec.Struct, array_like=True):
@@ -164,6 +174,8 @@ class Update(Message):
     """What steps brought the client's requests."""
 
     update: StepUpdate
+    kv_usage: float = 0.0
+    """Share of the KV blocks that requests hold, 0 to 1."""
 
 
 class Stored(msgspec.Struct, array_like=True, tag=True):

@@ -22,6 +22,8 @@ class Outbox:
         self._socket.connect(address)
         self._waiting: list[Accepted | Refused | CacheChanges] = []
         self._merged: StepUpdate | None = None
+        self._kv_usage = 0.0
+        """Of the last update."""
 
     def monitor(self) -> zmq.Socket[bytes]:
         """A socket, for any one thread, that reports when the connection to the client is lost."""
@@ -39,16 +41,15 @@ class Outbox:
         if not isinstance(message, Update):
             # The updates that wait know nothing of this request yet, so it may go in front of them.
             self._waiting.append(message)
-        elif self._merged is None:
-            self._merged = message.update
-        else:
-            self._merged = merged(self._merged, message.update)
+            return
+        self._kv_usage = message.kv_usage
+        self._merged = message.update if self._merged is None else merged(self._merged, message.update)
 
     def flush(self) -> None:
         """Sends what waits, as far as the client takes it."""
         while self._waiting and self._try(encode(self._waiting[0])):
             del self._waiting[0]
-        if not self._waiting and self._merged is not None and self._try(encode(Update(self._merged))):
+        if not self._waiting and self._merged is not None and self._try(encode(Update(self._merged, self._kv_usage))):
             self._merged = None
 
     def close(self) -> None:

@@ -19,6 +19,11 @@ class PendingCalls:
         self._ids = itertools.count()
         self._answers: dict[int, asyncio.Future[Any]] = {}
 
+    @property
+    def num_pending(self) -> int:
+        """Questions without an answer."""
+        return len(self._answers)
+
     async def answer(self, question: Callable[[int], Message]) -> Any:
         """Sends the message that `question` makes with a number, and returns what the engine answers. Raises the
         engine's error, and `RequestError` for a message that is no plain data."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from dovetail.contracts.errors import PluginError, WorkerError
@@ -15,54 +15,55 @@ from dovetail.contracts.router import (
     Router,
     report_event,
 )
+from dovetail.engine.replicas.replica import Replica
 
 
 @dataclass(slots=True)
 class _Load:
     """What one replica has of this host's requests."""
 
-    name: str
-    is_up: bool = False
-    is_silent: bool = False
-    """Its process is there, and does not answer."""
+    replica: Replica
+    has_cache: bool = False
+    """Whether the router knows of its blocks."""
     waiting: dict[str, int] = field(default_factory=dict)
     """By request id, prompt tokens of requests whose first output has not come."""
     running: dict[str, int] = field(default_factory=dict)
     """Likewise of the others."""
 
-    def state(self, index: int, excluded: Collection[int]) -> ReplicaState:
+    def state(self, excluded: Collection[int]) -> ReplicaState:
+        replica = self.replica
         return ReplicaState(
-            index=index,
-            name=self.name,
-            is_up=self.is_up and not self.is_silent and index not in excluded,
+            index=replica.index,
+            name=replica.name,
+            is_up=replica.is_admitted and replica.is_reachable and replica.index not in excluded,
             num_waiting=len(self.waiting),
             num_running=len(self.running),
             waiting_prompt_tokens=sum(self.waiting.values()),
             running_prompt_tokens=sum(self.running.values()),
+            kv_usage=replica.engine.kv_usage,
         )
 
 
 class Routing:
     """Counts the requests of each replica, and asks the router. All of it in one event loop."""
 
-    def __init__(self, router: Router, names: list[str]):
+    def __init__(self, router: Router, replicas: Sequence[Replica]):
         self._router = router
-        self._loads = [_Load(name) for name in names]
+        self._loads = [_Load(replica) for replica in replicas]
         self._places: dict[str, int] = {}
         """By request id, the replica that has it."""
 
     @property
     def states(self) -> list[ReplicaState]:
         """The replicas as routers see them."""
-        return [load.state(index, ()) for index, load in enumerate(self._loads)]
+        return [load.state(()) for load in self._loads]
 
     def place(self, request: RoutedRequest, excluded: Collection[int] = ()) -> int:
         """The replica that takes a request, none of `excluded`. Raises `WorkerError` where none is up, `PluginError`
         for a router that raises or names a replica that takes no requests."""
-        states = [load.state(index, excluded) for index, load in enumerate(self._loads)]
+        states = [load.state(excluded) for load in self._loads]
         if not any(state.is_up for state in states):
-            names = ", ".join(state.name for state in states)
-            raise WorkerError(f"no replica takes requests: {names} are down or refused this one")
+            raise WorkerError(f"no replica takes the request: {self._refusals()}")
         name = type(self._router).__name__
         try:
             index = self._router.choose(request, states)
@@ -83,7 +84,7 @@ class Routing:
 
     def cache_changed(self, index: int, events: Iterable[CacheEvent]) -> None:
         """The prefix cache of a replica changed."""
-        if self._loads[index].is_up:
+        if self._loads[index].has_cache:
             for event in events:
                 report_event(self._router, index, event)
 
@@ -107,24 +108,22 @@ class Routing:
                 self._router.finished(request_id)
 
     def came_up(self, index: int) -> None:
-        """A replica takes requests; it has no blocks."""
-        self._loads[index].is_up = True
-
-    def set_silent(self, index: int, is_silent: bool) -> None:
-        """A replica does not answer, and gets no requests; or it answers again, and has what it had."""
-        self._loads[index].is_silent = is_silent
+        """What a replica's cache has is reported from now on."""
+        self._loads[index].has_cache = True
 
     def requests_of(self, index: int) -> list[str]:
         """Ids of the requests that a replica has."""
         return [*self._loads[index].waiting, *self._loads[index].running]
 
     def went_down(self, index: int) -> None:
-        """A replica died, with its requests and its blocks. Idempotent."""
+        """A replica died, with its requests and its blocks."""
         load = self._loads[index]
-        if not load.is_up:
-            return
-        self._loads[index] = _Load(load.name)
+        self._loads[index] = _Load(load.replica)
         for request_id in (*load.waiting, *load.running):
             del self._places[request_id]
         if isinstance(self._router, FollowsRequests | FollowsBlocks):
             self._router.replica_lost(index)
+
+    def _refusals(self) -> str:
+        replicas = (load.replica for load in self._loads)
+        return "; ".join(f"{replica.name}: {replica.trouble or 'it failed with this one'}" for replica in replicas)

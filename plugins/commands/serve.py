@@ -16,6 +16,7 @@ from dovetail.contracts.command import Command
 from dovetail.contracts.errors import ConfigError
 from dovetail.plugins.server.api import check_tls, listen
 from dovetail.plugins.server.api_process import APIJob
+from dovetail.plugins.server.replica_machine import replica_shares
 from dovetail.plugins.server.settings import ServerSettings, server_settings
 from dovetail.plugins.server.supervisor import RestartPolicy, Supervisor
 
@@ -58,6 +59,8 @@ def serve(layered: LayeredConfig) -> None:
     )
     if settings.tls is not None:
         check_tls(settings.tls)
+    section, device = server.section, layered.config.device
+    shares = replica_shares(section["data_parallel_size"], section["data_parallel_devices"], device)
     listener = listen(settings)
     if settings.uds is None:
         settings = replace(settings, port=listener.getsockname()[1])
@@ -84,7 +87,7 @@ def serve(layered: LayeredConfig) -> None:
         job,
         listener,
         num_api_processes=server.section["api_server_count"],
-        num_engines=server.section["data_parallel_size"],
+        shares=shares,
         restart=restart,
     )
     try:

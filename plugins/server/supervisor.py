@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -31,7 +31,7 @@ from dovetail import EngineProcess
 from dovetail.commands import LayeredConfig
 from dovetail.contracts.errors import DovetailError
 from dovetail.plugins.server.api_process import APIJob, APIProcess
-from dovetail.plugins.server.replica_machine import replica_environment
+from dovetail.plugins.server.replica_machine import ReplicaShare
 
 logger = logging.getLogger("dovetail.server")
 
@@ -101,15 +101,16 @@ class Supervisor:
         listener: socket.socket,
         *,
         num_api_processes: int = 1,
-        num_engines: int = 1,
+        shares: Sequence[ReplicaShare] = (ReplicaShare(),),
         restart: RestartPolicy = RestartPolicy(),
     ):
-        """`job`: what API processes do, for the engines at these addresses. `num_engines`: replicas."""
+        """`job`: what API processes do, for the engines at these addresses. `shares`: what each replica gets."""
         self._config = config
         self._create_job = job
         self._listener = listener
         self._num_api_processes = num_api_processes
-        self._num_engines = num_engines
+        self._shares = shares
+        self._num_engines = len(shares)
         self._restart = restart
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._apis: set[APIProcess] = set()
@@ -155,9 +156,9 @@ class Supervisor:
         return tuple(engine.address for engine in self._engines.values())
 
     def _start_engine(self, directory: Path) -> None:
-        index = list(self._engine_ends).index(directory)
-        environment = replica_environment(index, self._num_engines)
-        self._engines[directory] = engine = EngineProcess(self._config, directory, environment)
+        share = self._shares[list(self._engine_ends).index(directory)]
+        engine = EngineProcess(self._config, directory, share.environment, share.cores)
+        self._engines[directory] = engine
 
         def wait() -> _Event:
             try:

@@ -16,13 +16,13 @@ import pytest
 
 from dovetail import AsyncLLMEngine, RequestOutput, SamplingParams
 from dovetail.contracts.errors import RequestError, WorkerError
-from dovetail.contracts.lora import LoRARequest
+from dovetail.contracts.lora import AdapterConflict, LoRARequest
 from dovetail.contracts.router import AllBlocksCleared, BlocksRemoved, BlocksStored, CacheEvent, Router, RouterSetup
 from dovetail.contracts.telemetry import Exposition
+from dovetail.engine.remote import answer_watch
 from dovetail.engine.remote import client as client_module
 from dovetail.engine.remote.client import RemoteEngine
 from dovetail.engine.remote.engine_process import EngineProcess
-from dovetail.engine.replicas import silence
 from dovetail.engine.replicas.engine import ReplicatedEngine
 from dovetail.engine.replicas.exposition import labelled
 from dovetail.plugins.routers.prefix_aware import PrefixAware, PrefixAwareOptions
@@ -80,6 +80,11 @@ def test_outputs_are_those_of_one_engine_and_all_replicas_work(
             found = await asyncio.gather(*(tokens(engine, text) for text in TEXTS))
             assert found == [await tokens(local_engine, text) for text in TEXTS]
             assert [state.num_running + state.num_waiting for state in engine.states] == [0, 0]
+            assert [state.kv_usage for state in engine.states] == [0, 0]
+            long = await engine.submit("x", SamplingParams(max_tokens=200, ignore_eos=True))
+            usages = [engine.states[long.replica].kv_usage async for _ in long]
+            assert 0 < usages[0] <= max(usages) < 1
+            assert usages[-1] == 0
             with pytest.raises(RequestError, match="logprobs"):
                 await engine.submit("x", SamplingParams(logprobs=10_000))
             streams = [await engine.submit(text, GREEDY) for text in TEXTS[:4]]
@@ -110,9 +115,10 @@ class Shadow:
 
 
 def test_a_follower_knows_exactly_what_the_cache_has(
-    start_engine: Callable[..., EngineProcess], tmp_path: Path
+    engine_process: EngineProcess, start_engine: Callable[..., EngineProcess], tmp_path: Path
 ) -> None:
-    """Under random traffic that evicts, and after a reset; hashes computed far away are those of the engine."""
+    """Under random traffic that evicts, and after a reset; hashes computed far away are those of the engine. An
+    engine of another config is no replica."""
 
     async def main(address: str) -> None:
         async with (
@@ -137,11 +143,15 @@ def test_a_follower_knows_exactly_what_the_cache_has(
             assert shadow.blocks == fresh.blocks
             assert shadow.blocks.issuperset(hashes)
             assert len(hashes) == 5
-            await engine.call("reset_prefix_cache")
+            await engine.reset_prefix_cache()
             while shadow.blocks:
                 await asyncio.sleep(0)
+        async with replicas((engine_process.address, address), round_robin) as both:
+            assert [state.is_up for state in both.states] == [True, False]
+            assert "replica 1: its scheduler is 'fcfs', and that of the others 'priority'" in both.troubles
 
-    with start_engine(tmp_path, cache={"block_size": 4, "num_blocks": 90}) as process:
+    more: dict[str, Any] = {"cache": {"block_size": 4, "num_blocks": 90}, "scheduler": {"name": "fcfs"}}
+    with start_engine(tmp_path, **more) as process:
         process.wait()
         asyncio.run(main(process.address))
 
@@ -180,14 +190,23 @@ def test_adapters_are_loaded_on_all_replicas_or_on_none(
             with pytest.raises(RequestError):
                 await engine.add_lora(broken)
             assert await engine.list_loras() == []
+            other = LoRARequest("style", 0, str(save_adapter(tmp_path / "other", story_model, 2)))
+            async with await RemoteEngine.connect(pair[1], 60) as second:
+                await second.add_lora(other)  # behind the others' back
+                with pytest.raises(AdapterConflict, match="replica 1: "):
+                    await engine.add_lora(lora)
+                assert await second.list_loras() == []
+            assert await engine.list_loras() == []
+            assert [state.is_up for state in engine.states] == [True, True]
 
     asyncio.run(main())
 
 
 def test_requests_of_a_replica_that_dies_go_to_another_or_fail_by_name(
-    start_engine: Callable[..., EngineProcess], local_engine: AsyncLLMEngine, tmp_path: Path
+    start_engine: Callable[..., EngineProcess], local_engine: AsyncLLMEngine, story_model: Path, tmp_path: Path
 ) -> None:
-    """Those of which something was read fail; the rest move. Once all are down, requests are refused at once."""
+    """Those of which something was read fail; the rest move. One that comes back has the weights, the adapters and the
+    sleep that came meanwhile. Once all are down, requests are refused at once."""
 
     async def main(processes: list[EngineProcess]) -> None:
         addresses = tuple(process.address for process in processes)
@@ -198,24 +217,47 @@ def test_requests_of_a_replica_that_dies_go_to_another_or_fail_by_name(
             await engine.pause("keep")
             waiting = [await engine.submit(text, GREEDY) for text in TEXTS]
             assert {stream.replica for stream in waiting} == {0, 1}
-            processes[begun.replica].kill()
-            with pytest.raises(WorkerError, match=rf"replica {begun.replica} failed .*not retried"):
+            lost = begun.replica
+            processes[lost].kill()
+            with pytest.raises(WorkerError, match=rf"replica {lost} failed .*not retried"):
                 async for _ in outputs:
                     pass
             results = [asyncio.ensure_future(last_of(aiter(stream))) for stream in waiting]
-            while any(stream.replica == begun.replica for stream in waiting):
+            while any(stream.replica == lost for stream in waiting):
                 await asyncio.sleep(0)
-            assert not engine.states[begun.replica].is_up
+            assert not engine.states[lost].is_up
             await engine.resume()
             found = [(await result).outputs[0].token_ids for result in results]
             assert found == [await tokens(local_engine, text) for text in TEXTS]
-            processes[1 - begun.replica].kill()
-            while engine.is_running:
-                await asyncio.sleep(0.01)
-            with pytest.raises(WorkerError, match="none of 2 replicas is running"):
+            async with replicas(addresses, round_robin) as later:  # which does not wait for the one that is down
+                assert await tokens(later, TEXTS[0]) == found[0]
+            await change_all(engine)
+            processes[lost].stop()
+            with start_engine(folders[lost]) as again:
+                again.wait()
+                while not engine.states[lost].is_up:
+                    await asyncio.sleep(0.01)
+                async with await RemoteEngine.connect(again.address, 60) as back:
+                    assert (await back.weights()) == (await engine.weights())
+                    assert [lora.name for lora in await back.list_loras()] == ["style"]
+                    assert await back.is_sleeping()
+                await engine.wake_up()
+                again.kill()
+                processes[1 - lost].kill()
+                while engine.is_running:
+                    await asyncio.sleep(0.01)
+            with pytest.raises(WorkerError, match="none of 2 replicas takes requests: replica 0: its process ended"):
                 await engine.submit("x", GREEDY)
-            with pytest.raises(WorkerError, match="none of 2 replicas is running"):
+            with pytest.raises(WorkerError, match="none of 2 replicas takes requests"):
                 await engine.check_health()
+
+    async def change_all(engine: ReplicatedEngine) -> None:
+        await engine.init_weight_transfer_engine()
+        assert await engine.start_weight_update(weight_version=7) == 7
+        await engine.update_weights({"path": str(story_model)})
+        assert (await engine.finish_weight_update()).version == 7
+        await engine.add_lora(LoRARequest("style", 0, str(save_adapter(tmp_path / "style", story_model, 1))))
+        await engine.sleep(1)
 
     folders = [tmp_path / "0", tmp_path / "1"]
     for folder in folders:
@@ -229,8 +271,8 @@ def test_requests_of_a_replica_that_dies_go_to_another_or_fail_by_name(
 def test_a_replica_that_does_not_answer_gets_no_requests_until_it_does(
     engine_process: EngineProcess, pair: tuple[str, str], local_engine: AsyncLLMEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Requests of which nothing was read move meanwhile."""
-    monkeypatch.setattr(silence, "WATCH_S", 0.02)
+    """Requests of which nothing was read move meanwhile. What all were asked to do it does before it serves again."""
+    monkeypatch.setattr(answer_watch, "PATIENCE_S", 0.02)
 
     async def main() -> None:
         async with replicas(pair, round_robin) as engine:
@@ -244,17 +286,16 @@ def test_a_replica_that_does_not_answer_gets_no_requests_until_it_does(
                 while any(stream.replica == 0 for stream in waiting):
                     await asyncio.sleep(0.01)
                 assert [state.is_up for state in engine.states] == [False, True]
-                other = await engine.submit("x", GREEDY)
-                assert other.replica == 1
-                other.close()
+                await engine.resume()
+                assert not await engine.is_paused()
+                found = [(await result).outputs[0].token_ids for result in results]
+                assert found == [await tokens(local_engine, text) for text in TEXTS]
             finally:
                 os.kill(engine_process.pid, signal.SIGCONT)
             monkeypatch.setattr(client_module, "HEALTH_S", 60.0)
             while not engine.states[0].is_up:
                 await asyncio.sleep(0.01)
-            await engine.resume()
-            found = [(await result).outputs[0].token_ids for result in results]
-            assert found == [await tokens(local_engine, text) for text in TEXTS]
+            assert not await engine.is_paused()  # it missed the call, and has caught up
 
     asyncio.run(main())
 

@@ -1,0 +1,78 @@
+"""`dovetail serve --data-parallel-size 2`: real processes that are stopped and killed while HTTP requests run."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from dovetail.plugins.server.replica_machine import replica_shares
+from tests.plugins.server.test_serve import COMPLETE, LONG, Served, serving, stopped
+
+
+@pytest.fixture(scope="module")
+def served(story_model: Path, holding_site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    options = ("--data-parallel-size", "2", "-o", "server.router=round_robin", "-o", "telemetry=[prometheus, holding]")
+    path = os.pathsep.join([str(holding_site), *sys.path])
+    with serving(story_model, tmp_path_factory.mktemp("replicas"), *options, PYTHONPATH=path) as started:
+        yield started
+
+
+def engines(served: Served) -> list[psutil.Process]:
+    """By replica."""
+    return sorted(served.children("engine_process"), key=lambda process: process.cmdline()[-1])
+
+
+def read_to_error(served: Served, request_id: str, runs: threading.Event) -> str:
+    """The error that ends a stream. `runs` is set when its first text is there."""
+    body = {**LONG, "request_id": request_id}
+    with httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=60) as response:
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                event = json.loads(line.removeprefix("data: "))
+                if "error" in event:
+                    return str(event["error"]["message"])
+                runs.set()
+    raise ConnectionError("the stream ended without an error")
+
+
+def test_each_replica_runs_on_its_share_of_the_cores(served: Served) -> None:
+    shares = [share.cores or frozenset(psutil.Process().cpu_affinity()) for share in replica_shares(2)]
+    assert [frozenset(process.cpu_affinity()) for process in engines(served)] == shares
+
+
+def test_a_replica_that_is_stopped_costs_no_request(served: Served) -> None:
+    texts = {served.post(COMPLETE).json()["choices"][0]["text"] for _ in range(2)}
+    with stopped(engines(served)[0]), ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(served.post, [COMPLETE] * 4))
+        assert [answer.status_code for answer in answers] == [200] * 4
+        assert {answer.json()["choices"][0]["text"] for answer in answers} == texts
+        labels = [
+            line for line in httpx.get(f"{served.url}/metrics", timeout=60).text.splitlines() if "running" in line
+        ]
+        assert [line for line in labels if 'engine="0"' in line] == []
+
+
+def test_streams_of_killed_replicas_name_them_and_none_left_is_503(served: Served) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        begun = [threading.Event() for _ in range(2)]
+        streams = [pool.submit(read_to_error, served, f"{index}-held-begun", runs) for index, runs in enumerate(begun)]
+        for runs in begun:
+            assert runs.wait(60), "a stream does not begin"
+        for process in engines(served):
+            process.kill()
+        errors = sorted(stream.result() for stream in streams)
+    for index, error in enumerate(errors):
+        assert error.startswith(f"replica {index} failed while it had request")
+        assert "not retried" in error
+    answer = served.post(COMPLETE)
+    assert answer.status_code == 503
+    assert "replica 1: its process ended, or starts" in answer.json()["error"]["message"]
