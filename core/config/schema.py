@@ -366,10 +366,7 @@ class ServerSection(Section):
     uds: str | None = Field(default=None, description="Path of a Unix socket, in place of host and port")
     api_server_count: int = Field(default=1, ge=1, description="Processes that speak HTTP")
     data_parallel_size: int = Field(default=1, ge=1, description="Replicas of the engine, each with all of the model")
-    data_parallel_devices: list[str] = Field(
-        default_factory=list,
-        description="CUDA_VISIBLE_DEVICES of each replica; empty: equal shares of the server's GPUs",
-    )
+    data_parallel_devices: list[str] = Field(default=[], description="CUDA_VISIBLE_DEVICES of each; empty: shares")
     router: ComponentSection = Field(default=ComponentSection(), description="Which replica takes a request")
     retries: int = Field(default=2, ge=0, description="Moves of a request whose replica dies before its first output")
     served_model_name: list[str] = Field(

@@ -147,6 +147,7 @@ class ServerSection(Section):
     uds: str | None = None
     api_server_count: int = Field(default=1, ge=1)
     data_parallel_size: int = Field(default=1, ge=1)
+    data_parallel_devices: list[str] = []
     router: ComponentSection = ComponentSection()
     retries: int = Field(default=2, ge=0)
     served_model_name: list[str] = Field(default_factory=list)

@@ -11,7 +11,7 @@ from dovetail.contracts.regions import RegionState
 from dovetail.contracts.weight_transport import WeightsReport
 from dovetail.engine.remote.client import RemoteEngine
 
-_OWN_FACTS = {"num_workers"}
+_OWN_FACTS = {"num_workers", "kv_transfer_params"}
 """Fields of `EngineFacts` in which replicas may differ."""
 
 

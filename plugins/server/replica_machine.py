@@ -52,7 +52,7 @@ def replica_shares(
     visible = list(devices) or _device_shares(count, device, environment)
     if count == 1:
         return [ReplicaShare(environment={"CUDA_VISIBLE_DEVICES": visible[0]} if visible else {})]
-    groups = [sorted(core) for core in sorted(_usable_cores() if cores is None else cores)]
+    groups = sorted(sorted(core) for core in (_usable_cores() if cores is None else cores))
     shares = []
     for index in range(count):
         mine = groups[index * len(groups) // count : (index + 1) * len(groups) // count]
