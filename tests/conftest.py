@@ -50,6 +50,9 @@ class HoldsBegun(TelemetrySink):
 """A plugin of somebody else. What a test does to a request that runs would come too late where the test is not
 scheduled for a moment: the engine may be done with hundreds of tokens by then."""
 
+MARKERS = ("nightly", "kernels", "browser")
+"""Each is a target of the Makefile."""
+
 # How long an example takes depends on what else the machine does.
 settings.register_profile("dovetail", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("dovetail")
@@ -75,6 +78,17 @@ def pytest_configure(config: pytest.Config) -> None:
     if name != "auto":
         EngineConfig.model_fields["attention"].default = ComponentSection(name=name)
         EngineConfig.model_rebuild(force=True)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where tests of one marker were asked for, files that do not have it are not imported: it is a minute for all. A
+    `conftest.py` in the folder may have it for a file, with a fixture's parameters."""
+    marker = config.getoption("markexpr")
+    if marker not in MARKERS or not collection_path.name.startswith("test_"):
+        return None
+    places = (folder / "conftest.py" for folder in (collection_path.parent, collection_path.parent.parent))
+    files = [collection_path, *(place for place in places if place.exists())]
+    return None if any(f"mark.{marker}" in file.read_text() for file in files) else True
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

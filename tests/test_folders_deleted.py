@@ -1,6 +1,7 @@
-"""Each folder of a bundled plugin is deleted in turn: what is left imports, lists and serves, or says what it lacks.
+"""Each folder of a bundled plugin is deleted: what is left imports, lists and serves, or says what it lacks.
 
-The entry points stay, as they do where a file is lost: so the names are listed, and do not load.
+The entry points stay, as they do where a file is lost: so the names are listed, and do not load. Folders that
+generation can be without are deleted several at a time (`together`): what one alone would break, several break too.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import json
 import multiprocessing
 import shutil
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -94,6 +95,27 @@ BUILT_ON = {
 }
 """Modules beside a folder that share its code, and go with it."""
 
+SIDE = 6
+"""Folders that are deleted together, about."""
+
+
+def together() -> list[tuple[str, ...]]:
+    """None; each of `NEEDED` alone; and the rows and columns of a square of the others, for each depth: a folder never
+    comes with one inside of it.
+
+    What breaks without a folder that it should not need is seen where it is not deleted itself: so no two folders are
+    together in both of their groups.
+    """
+    others = [package for package in plugin_packages() if package not in NEEDED]
+    found: list[tuple[str, ...]] = [(), *((package,) for package in sorted(NEEDED))]
+    for depth in sorted({package.count(".") for package in others}):
+        layer = [package for package in others if package.count(".") == depth]
+        rows = [tuple(layer[start : start + SIDE]) for start in range(0, len(layer), SIDE)]
+        columns = [tuple(layer[start::SIDE]) for start in range(min(SIDE, len(layer)))]
+        found += [*rows, *columns]
+    return list(dict.fromkeys(found))
+
+
 LIBRARIES = (
     *("fastapi", "gguf", "llguidance.hf", "opentelemetry.sdk.trace", "prometheus_client", "rich.console", "tokenizers"),
     *("torch", "transformers.models.llama.modeling_llama", "triton", "uvicorn", "xgrammar"),
@@ -155,17 +177,16 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def without(tree: Path, package: str | None) -> Iterator[None]:
-    """The folder is gone for the while."""
-    if package is None:
-        yield
-        return
-    folder, aside = tree.joinpath(*package.split(".")), tree / "aside"
-    folder.rename(aside)
+def without(tree: Path, packages: Sequence[str]) -> Iterator[None]:
+    """The folders are gone for the while."""
+    folders = {tree.joinpath(*package.split(".")): tree / f"aside-{package}" for package in packages}
+    for folder, aside in folders.items():
+        folder.rename(aside)
     try:
         yield
     finally:
-        aside.rename(folder)
+        for folder, aside in folders.items():
+            aside.rename(folder)
 
 
 @pytest.fixture(scope="module")
@@ -201,14 +222,23 @@ def run(warm: ForkServerContext, tree: Path, model: Path, answer: Path) -> dict[
     return result
 
 
+def test_any_two_folders_are_deleted_without_each_other() -> None:
+    """So what one needs of another is not hidden by its own absence."""
+    groups = together()
+    for package in plugin_packages():
+        own = [set(group) for group in groups if package in group]
+        assert own
+        assert set.intersection(*own) == {package}
+
+
 @pytest.mark.nightly
-@pytest.mark.parametrize("package", [None, *plugin_packages()])
+@pytest.mark.parametrize("packages", together(), ids=lambda packages: " ".join(packages) or "none")
 def test_what_is_left_imports_lists_and_serves(
-    warm: ForkServerContext, tree: Path, model: tuple[Path, list[int]], tmp_path: Path, package: str | None
+    warm: ForkServerContext, tree: Path, model: tuple[Path, list[int]], tmp_path: Path, packages: tuple[str, ...]
 ) -> None:
-    with without(tree, package):
+    with without(tree, packages):
         found = run(warm, tree, model[0], tmp_path / "answer.json")
-    lost = () if package is None else (package, *BUILT_ON.get(package, ()))
+    lost = [each for package in packages for each in (package, *BUILT_ON.get(package, ()))]
     gone = [each for each in REFERENCES if each.startswith(tuple(f"{one}{end}" for one in lost for end in ".:"))]
     assert set(found["broken"]) == set(gone), "what does not load is what was deleted"
     assert {"fcfs", "llama", "cpu"} <= set(found["names"]), "metadata names what is not there as well"
@@ -219,7 +249,8 @@ def test_what_is_left_imports_lists_and_serves(
     else:
         assert found["exit"] in (None, 0), found["complaint"]
         assert "fcfs" in found["listed"]
-    if package in NEEDED:
+    if NEEDED.keys() & set(packages):
+        (package,) = packages
         assert NEEDED[package] in found["refusal"]
     else:
         assert found.get("tokens") == model[1], found.get("refusal")

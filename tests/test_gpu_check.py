@@ -20,9 +20,18 @@ def run(out: Path, *parts: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=280)
 
 
-@pytest.mark.nightly
-def test_parts_run_and_write_what_they_found(tmp_path: Path) -> None:
-    parts = ["machine", "operators", "quantization", "tokens", "decode", "breakdown", "prefill", "serving"]
+QUICK = ["machine", "operators", "quantization", "decode", "prefill"]
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        pytest.param(QUICK, marks=pytest.mark.nightly),
+        pytest.param(["decode", "tokens", "breakdown", "serving"], marks=pytest.mark.kernels),
+    ],
+    ids=" ".join,
+)
+def test_parts_run_and_write_what_they_found(tmp_path: Path, parts: list[str]) -> None:
     done = run(tmp_path, *parts)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     for part in parts:

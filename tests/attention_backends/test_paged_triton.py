@@ -81,7 +81,7 @@ SHARED_LIMIT = {int(arch): size for arch, size in LIMITS["shared"].items()}
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    "arch", [pytest.param(80, marks=pytest.mark.nightly), 90, pytest.param(100, marks=pytest.mark.nightly)]
+    "arch", [pytest.param(80, marks=pytest.mark.kernels), 90, pytest.param(100, marks=pytest.mark.kernels)]
 )
 def test_default_configs_fit_and_do_not_spill(arch, kind):
     pytest.importorskip("triton")
@@ -93,7 +93,7 @@ def test_default_configs_fit_and_do_not_spill(arch, kind):
 
 
 @pytest.mark.parametrize(
-    "arch", [pytest.param(80, marks=pytest.mark.nightly), 90, pytest.param(100, marks=pytest.mark.nightly)]
+    "arch", [pytest.param(80, marks=pytest.mark.kernels), 90, pytest.param(100, marks=pytest.mark.kernels)]
 )
 def test_batch_invariant_rows_do_not_spill(arch):
     """Sums of a run and of all runs are held at once."""
@@ -104,7 +104,7 @@ def test_batch_invariant_rows_do_not_spill(arch):
     assert compile_launch(attend_launch(Variant(is_invariant=True), config), arch).stack_bytes == 0
 
 
-@pytest.mark.nightly
+@pytest.mark.kernels
 @pytest.mark.parametrize(("arch", "head_size", "kind"), [(86, 128, "decode"), (120, 256, "prefill")])
 def test_the_largest_configs_fit_gpus_with_less_shared_memory(arch, head_size, kind):
     pytest.importorskip("triton")

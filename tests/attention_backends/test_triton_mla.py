@@ -35,7 +35,7 @@ CASES = Path(__file__).with_name("interpreted") / "triton_mla_cases.py"
 LIMITS = json.loads((Path(__file__).parents[1] / "kernels" / "limits.json").read_text())
 SMOKE = "cut_and_put_together or known_models or bits_stay or fill_up or shared_keys or (test_heads and 40)"
 ARCHES = pytest.mark.parametrize(
-    "arch", [pytest.param(80, marks=pytest.mark.nightly), 90, pytest.param(100, marks=pytest.mark.nightly)]
+    "arch", [pytest.param(80, marks=pytest.mark.kernels), 90, pytest.param(100, marks=pytest.mark.kernels)]
 )
 
 
@@ -60,7 +60,7 @@ def test_decode_fits_and_does_not_spill(arch, num_heads):
     assert used.shared_bytes <= LIMITS["shared"][str(arch)]
 
 
-@pytest.mark.nightly
+@pytest.mark.kernels
 @pytest.mark.parametrize("arch", [80, 90, 100])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_all_rows_fit_and_do_not_spill(arch, dtype):
@@ -76,7 +76,7 @@ def test_all_rows_fit_and_do_not_spill(arch, dtype):
         assert used.shared_bytes <= LIMITS["shared"][str(arch)], launch.name
 
 
-@pytest.mark.nightly
+@pytest.mark.kernels
 @pytest.mark.parametrize("arch", [86, 120])
 @pytest.mark.parametrize(("num_heads", "rows"), [(16, "decode"), (128, "verify")])
 def test_gpus_with_less_shared_memory_are_served(arch, num_heads, rows):

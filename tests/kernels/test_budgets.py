@@ -26,7 +26,7 @@ BUDGETS: dict[str, Any] = json.loads(TOOL["BUDGETS"].read_text())
 
 
 @pytest.mark.parametrize(
-    "name", [name if name == CHEAP else pytest.param(name, marks=pytest.mark.nightly) for name in LAUNCHES]
+    "name", [name if name == CHEAP else pytest.param(name, marks=pytest.mark.kernels) for name in LAUNCHES]
 )
 def test_inner_loops_are_within_their_budgets(name: str) -> None:
     about = BUDGETS["about"]

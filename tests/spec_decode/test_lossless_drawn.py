@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.metadata import entry_points
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,17 @@ def by_day(*whole: tuple[str, ...]) -> list[Any]:
     return [pytest.param(*one, marks=() if count <= 1 else pytest.mark.nightly) for one, count in differing.items()]
 
 
+def pairs() -> list[tuple[str, str, str]]:
+    """Drafter, rule and sampling: each two values come together, and every value comes with the first ones of the other
+    two."""
+    cases = product(enumerate(DRAFTERS), enumerate(RULES), enumerate(SAMPLINGS))
+    return [
+        (drafter, rule, sampling)
+        for (i, drafter), (j, rule), (k, sampling) in cases
+        if (i + j + k) % len(RULES) == 0 or [i, j, k].count(0) >= 2
+    ]
+
+
 def test_every_bundled_drafter_that_draws_is_here() -> None:
     drawing = set()
     for entry in entry_points(group="dovetail.draft_worker.v1"):
@@ -120,7 +132,7 @@ def engine(drafter_paths: dict[str, Path], tmp_path_factory: pytest.TempPathFact
 
 @pytest.mark.parametrize(
     ("drafter", "rule", "sampling"),
-    by_day(*((drafter, rule, sampling) for drafter in DRAFTERS for sampling in SAMPLINGS for rule in RULES)),
+    by_day(*pairs()),
 )
 def test_drawn_drafts_keep_the_distribution(engine: Watched, drafter: str, rule: str, sampling: str) -> None:
     """Under `block` too: given that a prefix is accepted, the token after it has the target's distribution."""
@@ -158,7 +170,6 @@ def test_preemption_keeps_the_distribution(crowded: Watched, drafter: str, sampl
     [
         ("draft_model", 1.5, 2 * NUM_REQUESTS),
         pytest.param("draft_model", 1.15, 10 * NUM_REQUESTS, marks=pytest.mark.nightly),
-        pytest.param("eagle", 1.15, 10 * NUM_REQUESTS, marks=pytest.mark.nightly),
     ],
 )
 def test_a_rule_that_accepts_too_readily_is_found(

@@ -81,10 +81,12 @@ def engine(model: Path, **sections: Any) -> LLM:
     )
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("model_type", "attention", "launcher", "most"),
-    [("llama", "paged_triton", launch.Launcher, 12), ("deepseek_v3", "triton_mla", LatentLauncher, 18)],
+    [
+        pytest.param("llama", "paged_triton", launch.Launcher, 12, marks=pytest.mark.nightly),
+        pytest.param("deepseek_v3", "triton_mla", LatentLauncher, 18, marks=pytest.mark.kernels),
+    ],
 )
 def test_an_engine_compiles_nothing_after_its_warm_up(
     cache: Path,

@@ -99,10 +99,8 @@ def config(model: Path, executor: str) -> dict[str, Any]:
     }
 
 
-def refused_drafters(family: str, executor: str) -> set[str]:
-    """Those that take the target's unembedding, which two ranks hold in parts, or states between its layers."""
-    if executor == "two ranks":
-        return {"medusa", "eagle"}
+def refused_drafters(family: str) -> set[str]:
+    """Those that take states between the target's layers, which transformers' models do not give."""
     return set() if family == "llama" else {"eagle3"}
 
 
@@ -127,7 +125,7 @@ def test_drafters_run_where_explain_accepts_them_and_are_refused_where_not(
         else:
             with pytest.raises(type(refusal), match=re.escape(str(refusal))):
                 LLM(config=asked)
-    assert set(drafters(models / family)) - set(accepted) == refused_drafters(family, executor)
+    assert set(drafters(models / family)) - set(accepted) == refused_drafters(family)
     asked["speculative"]["drafters"] = accepted
     with LLM(config=asked) as llm:
         names = [None, *accepted]

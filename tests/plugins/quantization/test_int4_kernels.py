@@ -104,7 +104,7 @@ class TestInt4OnGPUs(QuantizationSuite):
     ("launch", "arch"),
     [(launch, 90) for launch in aot.launches()]
     + [
-        pytest.param(launch, arch, marks=pytest.mark.nightly)
+        pytest.param(launch, arch, marks=pytest.mark.kernels)
         for dtype in ("bf16", "fp16", "fp32")
         for group_size in (32, 128)
         for arch in (80, 89, 100, 120)

@@ -69,7 +69,7 @@ class TestInt8OnGPUs(QuantizationSuite):
     ("launch", "arch"),
     [(launch, 90) for launch in launches()]
     + [
-        pytest.param(launch, arch, marks=pytest.mark.nightly)
+        pytest.param(launch, arch, marks=pytest.mark.kernels)
         for dtype in ("bf16", "fp16", "fp32")
         for arch in (80, 89, 100, 120)
         for launch in launches(dtype)

@@ -153,7 +153,7 @@ def test_a_layer_takes_two_or_three_launches(monkeypatch: pytest.MonkeyPatch, nu
     ("launch", "arch"),
     [(launch, 90) for launch in aot.launches()]
     + [
-        pytest.param(launch, arch, marks=pytest.mark.nightly)
+        pytest.param(launch, arch, marks=pytest.mark.kernels)
         for dtype in ("bf16", "fp16", "fp32")
         for arch in (80, 89, 100, 120)
         for launch in aot.launches(dtype)
