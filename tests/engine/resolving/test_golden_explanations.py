@@ -78,7 +78,10 @@ def without_this_place(data: Any, directory: Path) -> str:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_explain_says_what_it_said(name: str, directory: Path, registry: Registry, cpu: Environment) -> None:
+def test_explain_says_what_it_said(
+    name: str, directory: Path, registry: Registry, cpu: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     explanation = explain(load_config(keywords=asked(name, directory)), registry, machine(name, cpu))
     said = without_this_place(as_data(explanation), directory)
     file = GOLDEN / f"{name}.json"
