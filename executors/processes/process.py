@@ -53,6 +53,11 @@ class WorkerProcess(ABC):
         messages are sent, and also where `connect` was never called. Does not block. The default does nothing."""
         return None
 
+    def lost(self) -> str | None:
+        """Why the process counts as ended although its exit code is not known, as the end of a sentence: its machine is
+        gone. None where it does not. The default returns None. Does not block."""
+        return None
+
     def is_stopped(self) -> bool:
         """Whether the process is halted (SIGSTOP, a debugger), so that it does not answer; False where this is not
         known."""

@@ -1,0 +1,74 @@
+"""The `joined` executor: workers on machines that join by `python -m dovetail.worker --join HOST:PORT`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from pydantic import AfterValidator, Field
+
+from dovetail.contracts.errors import ConfigError
+from dovetail.contracts.executor import ExecutorNeed
+from dovetail.contracts.joining import parse_address, read_key
+from dovetail.contracts.plugin import Environment, PluginOptions
+from dovetail.executors.nodes.base import NodesExecutor, NodesOptions
+from dovetail.executors.nodes.hub import Hub
+
+
+def _checked(text: str) -> str:
+    parse_address(text)
+    return text
+
+
+class JoinedOptions(NodesOptions):
+    """Options of `joined`."""
+
+    listen: Annotated[str, AfterValidator(_checked)] = "0.0.0.0:29400"
+    """HOST:PORT at which machines join."""
+    key_file: Path | None = None
+    """File with the key that every machine has too. Needed: there is no default."""
+    nodes: Annotated[int, Field(ge=1)] | list[str] = 1
+    """How many machines to wait for, or their names, in the order in which they get ranks."""
+
+
+class JoinedExecutor(NodesExecutor):
+    """Waits for machines that join, and runs a process per rank on them. A machine that joins when enough have is
+    refused, and tries again: a spare."""
+
+    Options: ClassVar[type[PluginOptions]] = JoinedOptions
+    options: JoinedOptions
+
+    @classmethod
+    def check(cls, need: ExecutorNeed, options: Any, environment: Environment) -> list[str]:
+        """Refuses a config without a key, and machines over which the ranks cannot be spread."""
+        reasons = []
+        if options.key_file is None:
+            reasons.append(
+                "executor.key_file is not set: make a key with python -m dovetail.worker --new-key PATH, and copy it to"
+                " every node"
+            )
+        else:
+            try:
+                read_key(options.key_file)
+            except ConfigError as error:
+                reasons.append(str(error))
+        if isinstance(options.nodes, list) and len(set(options.nodes)) < max(1, len(options.nodes)):
+            reasons.append("executor.nodes names no node, or one twice")
+        return reasons + cls.check_nodes(need, options, _count(options))
+
+    def num_nodes(self) -> int:
+        """The option `nodes`."""
+        return _count(self.options)
+
+    def open(self) -> Hub:
+        """Listens at the option `listen`."""
+        options = self.options
+        if options.key_file is None:
+            raise ConfigError("executor.key_file is not set")
+        names = options.nodes if isinstance(options.nodes, list) else None
+        key = read_key(options.key_file)
+        return Hub(parse_address(options.listen), key, options.node_timeout_s, self.num_nodes(), names)
+
+
+def _count(options: JoinedOptions) -> int:
+    return options.nodes if isinstance(options.nodes, int) else len(options.nodes)

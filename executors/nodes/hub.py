@@ -1,0 +1,163 @@
+"""Where machines and their ranks dial in."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from typing import Any
+
+from dovetail.contracts.errors import PluginError, WorkerError
+from dovetail.executors.nodes.links import NodeLink
+from dovetail.executors.nodes.sockets import keep_alive_on, set_patience
+
+AGENT = "dovetail.executors.nodes.agent"
+"""What serves this hub on a machine that joined."""
+_GREETING_S = 2.0
+"""Seconds in which a caller must prove that it has the key; others wait meanwhile."""
+_CHECK_S = 0.1
+_MAX_HELLO_BYTES = 1 << 16
+
+
+class Hub:
+    """Listens, and knows the machines that joined. `names`: those that may; None: any, up to `count`."""
+
+    def __init__(self, address: tuple[str, int], key: bytes, timeout_s: float, count: int, names: Sequence[str] | None):
+        self._key = key
+        self._timeout_s = timeout_s
+        self._count = count
+        self._names = names
+        self._owner_pid = os.getpid()
+        self._nodes: dict[str, NodeLink] = {}
+        self._ranks: dict[str, queue.SimpleQueue[Connection]] = {}
+        self._changed = threading.Condition()
+        self._last_problem = ""
+        self._is_closing = False
+        self._listener = _listen(address)
+        self.port: int = self._listener.getsockname()[1]
+        self._listener.settimeout(_CHECK_S)
+        self._thread = threading.Thread(target=self._accept, name="dovetail-join", daemon=True)
+        self._thread.start()
+
+    def wait(self, timeout_s: float) -> list[NodeLink]:
+        """Returns the machines once enough have joined, in the order of the names asked for, or of their own. Raises
+        `WorkerError` that says which are missing."""
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            while not self._is_complete():
+                if time.monotonic() >= deadline:
+                    raise WorkerError(self._what_is_missing(timeout_s))
+                self._changed.wait(_CHECK_S)
+            return [self._nodes[name] for name in self._names or sorted(self._nodes)]
+
+    def connection_of(self, token: str, timeout_s: float) -> Connection:
+        """Returns the connection of the rank that dials with the token. Raises `TimeoutError`."""
+        with self._changed:
+            waiting = self._ranks.setdefault(token, queue.SimpleQueue())
+        try:
+            return waiting.get(timeout=timeout_s)
+        except queue.Empty:
+            raise TimeoutError("it did not dial the engine in time") from None
+
+    def close(self) -> None:
+        """Lets all machines go. Idempotent; does nothing in a process that was forked off the owner's."""
+        if os.getpid() != self._owner_pid:
+            return
+        self._is_closing = True
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+        self._listener.close()
+        for node in self._nodes.values():
+            node.close()
+        for waiting in self._ranks.values():
+            with contextlib.suppress(queue.Empty):
+                waiting.get_nowait().close()
+
+    def _is_complete(self) -> bool:
+        for name in [name for name, node in self._nodes.items() if node.lost]:
+            self._nodes.pop(name).close()
+        return len(self._nodes) == self._count
+
+    def _what_is_missing(self, timeout_s: float) -> str:
+        joined = ", ".join(sorted(self._nodes)) or "none"
+        missing = [name for name in self._names or () if name not in self._nodes]
+        which = f"; missing: {', '.join(missing)}" if missing else ""
+        problem = f". A caller was refused: {self._last_problem}" if self._last_problem else ""
+        return (
+            f"{len(self._nodes)} of {self._count} nodes joined in {timeout_s:g} s (joined: {joined}{which}). Run on"
+            f" each node: python -m dovetail.worker --join HOST:{self.port} --key-file PATH{problem}"
+        )
+
+    # The thread that accepts
+
+    def _accept(self) -> None:
+        while not self._is_closing:
+            try:
+                end, _ = self._listener.accept()
+            except TimeoutError:
+                continue
+            except OSError:  # the caller hung up already
+                continue
+            end.setblocking(True)
+            self._greet(Connection(end.detach()))
+
+    def _greet(self, connection: Connection) -> None:
+        try:
+            set_patience(connection, _GREETING_S)
+            deliver_challenge(connection, self._key)
+            answer_challenge(connection, self._key)
+            hello = json.loads(connection.recv_bytes(_MAX_HELLO_BYTES))
+            set_patience(connection, 0.0)
+            keep_alive_on(connection, self._timeout_s)
+            self._admit(hello, connection)
+        except AuthenticationError:
+            self._last_problem = "it has another key"
+            connection.close()
+        except (OSError, EOFError, ValueError, KeyError) as error:
+            self._last_problem = f"it broke off the greeting ({error!r})"
+            connection.close()
+
+    def _admit(self, hello: Mapping[str, Any], connection: Connection) -> None:
+        with self._changed:
+            if hello["role"] == "rank":
+                self._ranks.setdefault(hello["token"], queue.SimpleQueue()).put(connection)
+                return
+            refusal = self._why_not(hello["name"])
+            if refusal:
+                connection.send_bytes(json.dumps({"refused": refusal}).encode())
+                connection.close()
+                return
+            connection.send_bytes(json.dumps({"module": AGENT}).encode())
+            self._nodes[hello["name"]] = NodeLink(hello, connection, self._timeout_s)
+            self._changed.notify_all()
+
+    def _why_not(self, name: str) -> str:
+        known = self._nodes.get(name)
+        if known is not None and known.lost is None:
+            return f"a node named {name} has joined already: give each its own --name"
+        if self._names is not None and name not in self._names:
+            return f"executor.nodes does not name {name}, but {', '.join(self._names)}"
+        if known is None and len(self._nodes) >= self._count:
+            return f"it has the {self._count} nodes that it needs"
+        return ""
+
+
+def _listen(address: tuple[str, int]) -> socket.socket:
+    host, port = address
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            why = f"port {port} is taken by another process: end it, or choose another port"
+        else:
+            why = f"cannot listen at {host}:{port} ({error.strerror or error}): name an address of this machine"
+        raise PluginError(f"executor.listen: {why}") from error

@@ -1,0 +1,248 @@
+"""The `joined` executor: two agents on this machine, which stand for two machines."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from dovetail import LLM, SamplingParams
+from dovetail.contracts.errors import ConfigError, PluginError, WorkerError
+from dovetail.contracts.executor import ExecutorNeed, Placement
+from dovetail.contracts.joining import parse_address, read_key, write_key
+from dovetail.contracts.plugin import Environment
+from dovetail.executors.joined import JoinedExecutor, JoinedOptions
+from dovetail.testing.executor_suite import ExecutorSuite
+from dovetail.testing.tiny_models import save_tiny_model, tiny_config
+from dovetail.testing.toy_worker import Fault, ToySpec, toy_plan
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where nodes join, and the key."""
+
+    listen: str
+    key_file: Path
+
+    @contextmanager
+    def agent(self, name: str, *arguments: str, cwd: Path | None = None) -> Iterator[subprocess.Popen[str]]:
+        """An agent, killed at the end."""
+        command = [sys.executable, "-P", "-m", "dovetail.worker", "--join", self.listen, "--name", name]
+        command += ["--key-file", str(self.key_file), *arguments]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=cwd) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+    def executor(self, spec: ToySpec | None = None, nodes: Any = 2, **options: Any) -> JoinedExecutor:
+        chosen = JoinedOptions(listen=self.listen, key_file=self.key_file, nodes=nodes, **options)
+        return JoinedExecutor(chosen, spec or ToySpec(), ExecutorNeed("cpu", tensor_parallel=2))
+
+
+def make_site(folder: Path) -> Site:
+    write_key(folder / "key")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    return Site(f"127.0.0.1:{port}", folder / "key")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    """Where `two_nodes` join again and again."""
+    return make_site(tmp_path_factory.mktemp("key"))
+
+
+@pytest.fixture
+def own_site(tmp_path: Path) -> Site:
+    """Where only a test's own agents join."""
+    return make_site(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def two_nodes(site: Site) -> Iterator[tuple[subprocess.Popen[str], ...]]:
+    with site.agent("a") as first, site.agent("b") as second:
+        yield first, second
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("two_nodes")
+class TestJoinedExecutor(ExecutorSuite):
+    plugin = JoinedExecutor
+    tensor_parallel = 2
+
+    @pytest.fixture(autouse=True)
+    def _here(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+        options = {"listen": site.listen, "key_file": site.key_file, "nodes": 2}
+        monkeypatch.setattr(type(self), "options", options)
+
+    def test_another_executor_may_follow_or_stand_beside(self) -> None:
+        """One beside needs a port and nodes of its own; that one may follow, all tests here show."""
+
+
+def started(executor: JoinedExecutor) -> list[psutil.Process]:
+    executor.start()
+    return [psutil.Process(pid) for pid in executor.call("pid")]
+
+
+def all_end(processes: list[psutil.Process]) -> bool:
+    return not psutil.wait_procs(processes, timeout=5)[1]
+
+
+@pytest.mark.usefixtures("two_nodes")
+def test_an_engine_over_two_nodes_gives_the_tokens_of_one_process(site: Site, tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, tiny_config("llama"))
+    prompts = [[7, 8, 9, 7, 8, 9], [100, 4, 33]]
+    params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+
+    def run(**executor: Any) -> list[list[int]]:
+        model = {"path": str(tmp_path), "tokenizer_mode": "none", "dtype": "float32"}
+        with LLM(model=model, cache={"num_blocks": 60}, executor={"threads": 1, **executor}) as llm:
+            return [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
+
+    where = {"name": "joined", "listen": site.listen, "key_file": str(site.key_file), "nodes": ["b", "a"]}
+    expected = run(name="cpu")
+    assert run(tensor_parallel=2, **where) == expected
+    assert run(pipeline_parallel=2, **where) == expected
+
+
+@pytest.mark.usefixtures("two_nodes")
+def test_a_killed_rank_is_named_with_its_node(site: Site) -> None:
+    executor = site.executor(ToySpec(all_reduce=True, num_threads=1))
+    processes = started(executor)
+    placements: list[Placement] = executor.call("placement")
+    assert [placement.node for placement in placements] == [0, 1]
+    processes[1].kill()
+    with pytest.raises(WorkerError, match=r"worker rank 1 \(node b, pid \d+\) was killed by SIGKILL"):
+        run_steps(executor)
+    executor.shutdown()
+    assert all_end(processes)
+
+
+@pytest.mark.usefixtures("two_nodes")
+def test_a_halted_rank_meets_the_deadline(site: Site) -> None:
+    executor = site.executor(step_timeout_s=1.0)
+    processes = started(executor)
+    processes[1].suspend()
+    processes[0].suspend()
+    with pytest.raises(WorkerError, match=r"was not done after 1 s"):
+        run_steps(executor)
+    executor.shutdown()
+    assert all_end(processes)
+
+
+def run_steps(executor: JoinedExecutor) -> None:
+    for step_id in range(1_000_000):
+        executor.execute(toy_plan(step_id)).result(timeout=60)
+
+
+def test_a_node_that_is_removed_is_named_and_a_spare_takes_over(own_site: Site) -> None:
+    with own_site.agent("a"), own_site.agent("b") as second:
+        executor = own_site.executor()
+        processes = started(executor)
+        with own_site.agent("c") as spare:
+            assert spare.stderr is not None
+            assert "it has the 2 nodes that it needs" in spare.stderr.readline()
+            second.kill()
+            with pytest.raises(WorkerError, match=r"worker rank 1 \(node b, .*was lost: node b \(127.0.0.1\) is gone"):
+                run_steps(executor)
+            executor.shutdown()
+            assert all_end(processes)
+            anew = own_site.executor(nodes=["c", "a"])
+            started(anew)
+            anew.shutdown()
+
+
+DRIVER = """
+import sys
+from pathlib import Path
+from dovetail.contracts.executor import ExecutorNeed
+from dovetail.executors.joined import JoinedExecutor, JoinedOptions
+from dovetail.testing.toy_worker import ToySpec
+options = JoinedOptions(listen=sys.argv[1], key_file=Path(sys.argv[2]), nodes=2)
+executor = JoinedExecutor(options, ToySpec(), ExecutorNeed("cpu", tensor_parallel=2))
+executor.start()
+print(*executor.call("pid"), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.usefixtures("two_nodes")
+def test_ranks_end_with_the_driver(site: Site) -> None:
+    command = [sys.executable, "-c", DRIVER, site.listen, str(site.key_file)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as driver:
+        assert driver.stdout is not None
+        processes = [psutil.Process(int(pid)) for pid in driver.stdout.readline().split()]
+        processes[0].send_signal(signal.SIGSTOP)
+        driver.kill()
+    assert len(processes) == 2
+    assert all_end(processes)
+
+
+def test_nodes_that_are_missing_are_named(own_site: Site) -> None:
+    with own_site.agent("a"), pytest.raises(WorkerError, match=r"1 of 2 nodes joined in 8 s \(joined: a; missing: z\)"):
+        own_site.executor(nodes=["a", "z"], join_timeout_s=8).start()
+
+
+def test_a_port_that_is_taken_is_named(own_site: Site) -> None:
+    with socket.create_server(parse_address(own_site.listen)), pytest.raises(PluginError, match=r"port \d+ is taken"):
+        own_site.executor().start()
+
+
+def test_another_key_joins_nothing(own_site: Site, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    write_key(other)
+    with Site(own_site.listen, other).agent("a") as agent:
+        with pytest.raises(WorkerError, match="A caller was refused: it has another key"):
+            own_site.executor(nodes=1, join_timeout_s=8).start()
+        assert agent.stderr is not None
+        assert "another key than --key-file" in agent.stderr.read()
+
+
+def test_a_key_is_needed_and_is_its_owners_alone(tmp_path: Path) -> None:
+    need, machine = ExecutorNeed("cpu"), Environment("cpu", 1, 1)
+    assert "--new-key" in JoinedExecutor.check(need, JoinedOptions(), machine)[0]
+    path = tmp_path / "key"
+    write_key(path)
+    assert JoinedExecutor.check(need, JoinedOptions(key_file=path), machine) == []
+    os.chmod(path, 0o644)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        read_key(path)
+
+
+@pytest.mark.parametrize(
+    ("stages", "ranks", "num_nodes", "expected"),
+    [
+        (2, 2, 2, (0, 0, 1, 1)),
+        (1, 4, 2, (0, 0, 1, 1)),
+        (3, 1, 2, (0, 0, 1)),
+        (2, 2, 4, (0, 1, 2, 3)),
+        (2, 2, 3, None),
+        (1, 2, 3, None),
+    ],
+)
+def test_groups_stay_on_one_node(stages: int, ranks: int, num_nodes: int, expected: tuple[int, ...] | None) -> None:
+    from dovetail.executors.nodes.spread import ranks_of_nodes, reasons_against_spread
+
+    need = ExecutorNeed("cpu", tensor_parallel=ranks, pipeline_parallel=stages)
+    assert bool(reasons_against_spread(need, num_nodes)) == (expected is None)
+    if expected is not None:
+        assert ranks_of_nodes(need, num_nodes) == expected
+
+
+def test_a_fault_at_start_is_raised(own_site: Site) -> None:
+    """By a worker that lacks a plugin, say."""
+    with own_site.agent("a"), own_site.agent("b"):
+        executor = own_site.executor(ToySpec(faults=(Fault(1, "create", "raise", PluginError("no plugin 'x'")),)))
+        with pytest.raises(PluginError, match=r"rank 1 on host .+: no plugin 'x'"):
+            executor.start()

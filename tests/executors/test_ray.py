@@ -1,0 +1,135 @@
+"""The `ray` executor over a cluster of two raylets on this machine. `make test-ray` installs Ray and runs these."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from dovetail import LLM, SamplingParams
+from dovetail.contracts.errors import WorkerError
+from dovetail.contracts.executor import ExecutorNeed
+from dovetail.executors.ray import RayExecutor, RayOptions
+from dovetail.testing.tiny_models import save_tiny_model, tiny_config
+from dovetail.testing.toy_worker import ToySpec, toy_plan
+
+pytestmark = [
+    pytest.mark.ray,
+    # Of Ray's own sockets and files.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Two raylets with two CPUs each; this process is connected to them."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+    made.add_node(num_cpus=2)
+    ray.init(address=made.address)
+    yield made
+    ray.shutdown()
+    made.shutdown()
+
+
+def create(**options: Any) -> RayExecutor:
+    chosen = RayOptions(nodes=2, strategy="STRICT_SPREAD", **options)
+    return RayExecutor(chosen, ToySpec(), ExecutorNeed("cpu", tensor_parallel=2))
+
+
+def all_end(processes: list[psutil.Process]) -> bool:
+    return not psutil.wait_procs(processes, timeout=5)[1]
+
+
+def with_parents(pids: list[int]) -> list[psutil.Process]:
+    """Ranks, their agents, and the actors of these."""
+    ranks = [psutil.Process(pid) for pid in pids]
+    agents = [rank.parent() for rank in ranks]
+    actors = [agent.parent() for agent in agents if agent is not None]
+    return [process for process in (*ranks, *agents, *actors) if process is not None]
+
+
+def run_steps(executor: RayExecutor) -> None:
+    for step_id in range(1_000_000):
+        executor.execute(toy_plan(step_id)).result(timeout=60)
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize("split", [{"tensor_parallel": 2}, {"pipeline_parallel": 2}], ids=str)
+def test_an_engine_over_two_raylets_gives_the_tokens_of_one_process(tmp_path: Path, split: dict[str, int]) -> None:
+    save_tiny_model(tmp_path, tiny_config("llama"))
+    params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+
+    def run(**executor: Any) -> list[list[int]]:
+        model = {"path": str(tmp_path), "tokenizer_mode": "none", "dtype": "float32"}
+        with LLM(model=model, cache={"num_blocks": 60}, executor={"threads": 1, **executor}) as llm:
+            outputs = llm.generate([[7, 8, 9, 7, 8, 9], [100, 4, 33]], params, use_tqdm=False)
+            return [output.outputs[0].token_ids for output in outputs]
+
+    assert run(name="ray", nodes=2, strategy="STRICT_SPREAD", **split) == run(name="cpu")
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_shutdown_leaves_neither_processes_nor_reservations() -> None:
+    import ray
+
+    free = ray.available_resources()["CPU"]
+    executor = create()
+    executor.start()
+    processes = with_parents(executor.call("pid"))
+    assert len(processes) == 6
+    executor.shutdown()
+    assert all_end(processes)
+    assert ray.cluster_resources()["CPU"] == free == 4
+
+
+def test_what_has_no_place_is_said(cluster: Any) -> None:
+    with pytest.raises(WorkerError, match="Ray has no place for 2 nodes with"):
+        create(num_cpus=3, join_timeout_s=1).start()
+
+
+DRIVER = """
+import sys
+import ray
+from dovetail.contracts.executor import ExecutorNeed
+from dovetail.executors.ray import RayExecutor, RayOptions
+from dovetail.testing.toy_worker import ToySpec
+executor = RayExecutor(RayOptions(nodes=2, address=sys.argv[1]), ToySpec(), ExecutorNeed("cpu", tensor_parallel=2))
+executor.start()
+print("PIDS", *executor.call("pid"), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_actors_and_ranks_end_with_the_driver(cluster: Any) -> None:
+    command = [sys.executable, "-c", DRIVER, cluster.address]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as driver:
+        assert driver.stdout is not None
+        line = next(line for line in driver.stdout if line.startswith("PIDS"))
+        processes = with_parents([int(pid) for pid in line.split()[1:]])
+        driver.kill()
+    assert len(processes) == 6
+    assert all_end(processes)
+
+
+def test_a_raylet_that_is_removed_is_named(cluster: Any) -> None:
+    """Last: the cluster has one raylet less."""
+    executor = create()
+    executor.start()
+    processes = with_parents(executor.call("pid"))
+    (other,) = [node for node in cluster.list_all_nodes() if not node.head]
+    cluster.remove_node(other, allow_graceful=False)
+    with pytest.raises(WorkerError, match=r"was lost: node \d \(.*\) is gone|was killed"):
+        run_steps(executor)
+    executor.shutdown()
+    assert all_end(processes)
