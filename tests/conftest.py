@@ -50,7 +50,7 @@ class HoldsBegun(TelemetrySink):
 """A plugin of somebody else. What a test does to a request that runs would come too late where the test is not
 scheduled for a moment: the engine may be done with hundreds of tokens by then."""
 
-MARKERS = ("nightly", "kernels", "browser")
+MARKERS = ("nightly", "kernels", "browser", "ray")
 """Each is a target of the Makefile."""
 
 # How long an example takes depends on what else the machine does.

@@ -33,7 +33,7 @@ class StageEstimate:
     kv_bytes_per_token: int
     sent_bytes_per_token: int
     """States that each of its ranks sends to the next stage in a step, in one message, for each token that the step
-    computes; 0 for the last stage."""
+    computes; 0 for the last stage. Its first rank sends most where drafters read states between layers."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,13 @@ def _stages(resolved: ResolvedConfig, size: ModelSize, weights: Sequence[_Weight
     per_layer = kv_bytes_per_token(size, resolved.cache.dtype, resolved.tensor_parallel) // size.num_layers
     sent = size.hidden_size * DTYPE_BYTES[resolved.model.dtype]
     last = resolved.num_stages - 1
+    drafters = resolved.speculation.drafters.values() if resolved.speculation is not None else ()
+    between = {layer for drafter in drafters for layer in drafter.hidden_layers}
+
+    def num_sent(stage: int) -> int:
+        end = sum(resolved.stage_layers[: stage + 1])
+        return 1 + sum(layer < end for layer in between) if stage < last else 0
+
     return tuple(
         StageEstimate(
             first_layer=sum(resolved.stage_layers[:stage]),
@@ -123,7 +130,7 @@ def _stages(resolved: ResolvedConfig, size: ModelSize, weights: Sequence[_Weight
             num_ranks=resolved.tensor_parallel,
             weight_bytes=weights[stage].num_bytes,
             kv_bytes_per_token=per_layer * num_layers,
-            sent_bytes_per_token=sent if stage < last else 0,
+            sent_bytes_per_token=sent * num_sent(stage),
         )
         for stage, num_layers in enumerate(resolved.stage_layers)
     )

@@ -33,7 +33,7 @@ from dovetail.worker.memory import check_weights_fit, kv_bytes
 from dovetail.worker.pooling.head import ScoreHead
 from dovetail.worker.reading import CheckpointMarks, current_marks, read_module, read_parts, read_weights
 from dovetail.worker.speculation.loaded import LoadedSpeculation, load_speculation
-from dovetail.worker.stage_link import create_link
+from dovetail.worker.stage_link import PassedOn, create_link
 from dovetail.worker.weight_update.targets import ModuleTarget, UpdateTarget
 from dovetail.worker.worker_setup import WorkerSetup
 
@@ -98,7 +98,9 @@ class LoadedModel:
         self.speculation = speculation
         self.adapters = _create_adapters(setup, context)
         """None where the config has none."""
-        self.link = create_link(setup.placement, setup.config.model.size.hidden_size, context.dtype, context.device)
+        hidden_size, num_own = setup.config.model.size.hidden_size, len(speculation.hidden_layers)
+        passed = PassedOn(hidden_size, context.dtype, speculation.num_earlier_states, num_own)
+        self.link = create_link(setup.placement, passed, context.device)
         self._marks = marks
         self._is_updated = False
         """Whether the weights are not those of the checkpoint any more."""

@@ -26,13 +26,18 @@ def check_weights_fit(config: ResolvedConfig, device: Device) -> None:
 
 
 def refuse_weights(needed: int, memory: DeviceMemory, config: ResolvedConfig) -> None:
-    """The comparison and the advice of `check_weights_fit`. `needed`: bytes of this rank's weights."""
+    """The comparison and the advice of `check_weights_fit`. `needed`: bytes of the weights of one rank, over stages of
+    the stage that holds the most."""
     if needed <= memory.free:
         return
-    ranks = config.tensor_parallel * math.ceil(needed / max(1, int(0.8 * memory.free)))
+    times = math.ceil(needed / max(1, int(0.8 * memory.free)))
+    ranks, stages = config.tensor_parallel * times, config.num_stages * times
     width = DTYPE_BYTES[config.model.dtype]
     smaller = [name for name, share in (("8-bit", 1 / width), ("4-bit", 0.6 / width)) if needed * share <= memory.free]
-    advice = [f"set executor.tensor_parallel to {ranks}"]
+    ways = [f"executor.tensor_parallel to {ranks}"]
+    if stages <= config.model.size.num_layers:
+        ways.append(f"executor.pipeline_parallel to {stages}")
+    advice = [f"set {' or '.join(ways)}"]
     if config.quantization is None and smaller:
         advice.append(f"quantize ({' or '.join(smaller)} weights fit)")
     if memory.free < 0.9 * memory.total:

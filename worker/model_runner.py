@@ -150,12 +150,13 @@ class ModelRunner:
             self._start_masks(plan, inputs)
         prepared = time.perf_counter()
         ids, positions = self._to_device(inputs.input_ids), self._to_device(inputs.positions)
-        hidden, layer_states = self._forward.run(inputs, self._link.entering(ids), positions)
+        hidden, own_states = self._forward.run(inputs, self._link.entering(ids), positions)
+        layer_states = self._link.joined(own_states)
         self._batch.num_computed[inputs.rows] = inputs.seq_lens
         computed = time.perf_counter()
         times = StepTimes(prepare=1e3 * (prepared - started), forward=1e3 * (computed - prepared))
         if not self._link.is_last:
-            self._link.send(hidden)
+            self._link.send(hidden, layer_states)
             return StepResult(plan.step_id, [], times=times)
         step = ComputedStep(plan, inputs, self._batch, hidden, layer_states)
         self._sample(step)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from dovetail.config.resolved import ResolvedCache
 from dovetail.config.schema import AUTO
@@ -91,16 +92,20 @@ def _device_memory(state: Resolution) -> int | None:
     return None
 
 
-def refuse_more_than_host(state: Resolution, cache: ResolvedCache, bytes_per_token: int) -> None:
-    """Raises `ConfigError` where the ranks together are asked to keep more in host memory than there is."""
-    host, ranks = state.environment.memory_bytes, state.config.executor.tensor_parallel
+def refuse_more_than_host(state: Resolution, cache: ResolvedCache, of_stages: Sequence[int]) -> None:
+    """Raises `ConfigError` where the ranks together are asked to keep more in host memory than there is. `of_stages`:
+    KV bytes of a token on a rank of each pipeline stage. All ranks keep the same blocks, so those of the stage with the
+    largest ones use what one rank may, and the others less."""
+    host, ranks = state.environment.memory_bytes, state.config.executor.num_ranks
+    largest = max(of_stages)
     parts = {"cache.swap_gib": cache.swap_bytes}
     if state.environment.device_type == "cpu":
         if cache.num_blocks is not None:
-            parts["cache.num_blocks"] = cache.num_blocks * cache.block_size * bytes_per_token
+            parts["cache.num_blocks"] = cache.num_blocks * cache.block_size * largest
         elif cache.memory_bytes is not None:
             parts["cache.memory_gib"] = cache.memory_bytes
-    total = sum(parts.values()) * ranks
+    tensor_parallel = state.config.executor.tensor_parallel
+    total = sum(parts.values()) * tensor_parallel * sum(of_stages) // max(1, largest)
     if total > host:
         names = " and ".join(
             f"{key} ({state.layered.origin(key)})" for key, num_bytes in sorted(parts.items()) if num_bytes

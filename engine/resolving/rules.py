@@ -163,10 +163,11 @@ def _bytes_per_token(
 ) -> int:
     """KV bytes of a token on the rank that keeps the most. Raises `ConfigError` for pages that the host cannot hold."""
     whole = kv_bytes_per_token(model.size, cache.dtype, state.config.executor.tensor_parallel)
-    largest = max(stage_layers, default=model.size.num_layers)
-    per_token = whole * largest // model.size.num_layers + sum(drafter.bytes_per_token for drafter in drafters)
-    refuse_more_than_host(state, cache, per_token)
-    return per_token
+    num_layers = model.size.num_layers
+    of_stages = [whole * count // num_layers for count in stage_layers or (num_layers,)]
+    of_stages[-1] += sum(drafter.bytes_per_token for drafter in drafters)  # they run on the last stage
+    refuse_more_than_host(state, cache, of_stages)
+    return max(of_stages)
 
 
 def _choose_length(state: Resolution, model: ChosenModel, capacity: int | None) -> int:

@@ -16,7 +16,10 @@ def choose_stage_layers(state: Resolution, model: ChosenModel) -> tuple[int, ...
     num_stages, num_layers = section.pipeline_parallel, model.size.num_layers
     if num_stages == 1:
         if section.stage_layers is not None and section.stage_layers != [num_layers]:
-            raise _refused(state, f"executor.pipeline_parallel is 1: one stage has all {num_layers} layers")
+            raise _refused(
+                state,
+                f"executor.pipeline_parallel is 1: one stage has all {num_layers} layers; leave this out",
+            )
         return ()
     if num_stages > num_layers:
         origin = state.layered.origin("executor.pipeline_parallel")
@@ -33,9 +36,8 @@ def refuse_over_stages(stage_layers: Sequence[int], drafters: Mapping[str, Resol
     """Raises `ConfigError` for drafters that need what the last stage does not have."""
     if not stage_layers:
         return
-    held = sum(stage_layers[:-1])
     for name, drafter in drafters.items():
-        why = _against_stages(drafter, held)
+        why = _against_stages(drafter)
         if why is not None:
             raise ConfigError(
                 f"speculative.drafters.{name} ({drafter.component.name}): {why}; set executor.pipeline_parallel to 1,"
@@ -43,27 +45,26 @@ def refuse_over_stages(stage_layers: Sequence[int], drafters: Mapping[str, Resol
             )
 
 
-def _against_stages(drafter: ResolvedDrafter, first_layer: int) -> str | None:
-    """`first_layer`: of those that the last stage has."""
+def _against_stages(drafter: ResolvedDrafter) -> str | None:
     if drafter.trees:
+        # A tree's accepted path is moved to the slots behind the known tokens. Other stages hear of it with a later
+        # step, and a step of another request may read these pages before.
         return "it proposes trees, and drafts that several pipeline stages verify are chains"
     if drafter.runs_target:
         return "it runs the target's layers, which pipeline stages share, and drafters run on the last stage"
-    missing = [layer for layer in drafter.hidden_layers if layer < first_layer]
-    if missing:
-        return f"it reads the states that enter layers {missing}, which other stages than the last compute"
     if drafter.abilities.tensor_parallel == 1:
         return "it drafts for targets on one rank only (DraftCapabilities.tensor_parallel), and stages are several"
     return None
 
 
 def _given(state: Resolution, layers: Sequence[int], num_stages: int, num_layers: int) -> tuple[int, ...]:
+    advice = f"; give {num_stages} counts that sum up to {num_layers}, or leave it out"
     if len(layers) != num_stages:
-        raise _refused(state, f"it names {len(layers)} stages, and executor.pipeline_parallel is {num_stages}")
+        raise _refused(state, f"it names {len(layers)} stages, and executor.pipeline_parallel is {num_stages}{advice}")
     if min(layers) < 1:
-        raise _refused(state, "each stage needs one layer at least")
+        raise _refused(state, f"each stage needs one layer at least{advice}")
     if sum(layers) != num_layers:
-        raise _refused(state, f"these are {sum(layers)} layers, and the model has {num_layers}")
+        raise _refused(state, f"these are {sum(layers)} layers, and the model has {num_layers}{advice}")
     return tuple(layers)
 
 

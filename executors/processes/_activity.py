@@ -52,7 +52,7 @@ class Sighting:
 
     rank: int
     label: str
-    """`WorkerProcess.label`."""
+    """As `WorkerProcesses.labels`."""
     activity: str
     is_stopped: bool
     stack: tuple[str, ...]
@@ -70,8 +70,8 @@ class Sighting:
         return f"rank {self.rank} ({self.label}) {state}last {self.activity}{where}"
 
 
-def look_at(scratch: str, processes: Sequence[WorkerProcess]) -> list[Sighting]:
-    """Returns a sighting of every worker, in rank order. Takes at most two seconds."""
+def look_at(scratch: str, processes: Sequence[WorkerProcess], labels: Sequence[str]) -> list[Sighting]:
+    """Returns a sighting of every worker, in rank order; `labels`: theirs. Takes at most two seconds."""
     stopped = [process.is_stopped() for process in processes]
     asked = [rank for rank in range(len(processes)) if not stopped[rank] and _activity_path(scratch, rank).exists()]
     for rank in asked:
@@ -80,7 +80,7 @@ def look_at(scratch: str, processes: Sequence[WorkerProcess]) -> list[Sighting]:
     while time.monotonic() < deadline and not all(_stack(scratch, rank) for rank in asked):
         time.sleep(0.01)
     return [
-        Sighting(rank, process.label, _activity(process, scratch, rank), stopped[rank], _stack(scratch, rank))
+        Sighting(rank, labels[rank], _activity(process, scratch, rank), stopped[rank], _stack(scratch, rank))
         for rank, process in enumerate(processes)
     ]
 

@@ -10,6 +10,7 @@ import time
 from multiprocessing.connection import Connection
 
 from dovetail.contracts.errors import WorkerError
+from dovetail.contracts.executor import Placement
 from dovetail.executors.processes.process import WorkerProcess
 from dovetail.executors.processes.worker import STOP_S
 
@@ -20,10 +21,14 @@ class WorkerProcesses:
     def __init__(self) -> None:
         self.processes: list[WorkerProcess] = []
         self.pipes: list[Connection] = []
+        self.labels: list[str] = []
+        """`WorkerProcess.label` of each, with its place where there are several pipeline stages."""
 
-    def add(self, process: WorkerProcess) -> None:
+    def add(self, process: WorkerProcess, placement: Placement) -> None:
         """Adds the process of the next rank."""
         self.processes.append(process)
+        place = f", stage {placement.stage}, tensor rank {placement.tensor_rank}" if placement.num_stages > 1 else ""
+        self.labels.append(process.label + place)
 
     def connect(self, timeout_s: float) -> None:
         """Connects to all processes. Raises `WorkerError` for the first that cannot be reached."""
@@ -37,7 +42,7 @@ class WorkerProcesses:
 
     def name(self, rank: int) -> str:
         """The worker's name in messages."""
-        return f"worker rank {rank} ({self.processes[rank].label})"
+        return f"worker rank {rank} ({self.labels[rank]})"
 
     def is_dead(self, rank: int) -> bool:
         """Whether the process has ended."""

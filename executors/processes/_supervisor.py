@@ -163,7 +163,7 @@ class WorkerSupervisor:
             return next(iter(self._pending.values()), None)
 
     def _note_hang(self, operation: Operation) -> None:
-        seen = look_at(self._scratch, self._workers.processes)
+        seen = look_at(self._scratch, self._workers.processes, self._workers.labels)
         guilty = suspects(seen, operation.waiting) or seen
         others = [str(sighting) for sighting in seen if sighting is not guilty[0]]
         message = (

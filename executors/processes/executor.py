@@ -103,7 +103,7 @@ class ProcessExecutor(Executor):
             placements = self.placements(Path(scratch))
             environment = self.environment_variables()
             for placement in placements:
-                workers.add(self.launch(placement, environment, Path(scratch)))
+                workers.add(self.launch(placement, environment, Path(scratch)), placement)
             workers.connect(self.options.start_timeout_s)
         except BaseException:
             workers.kill()

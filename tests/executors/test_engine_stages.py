@@ -107,9 +107,12 @@ def vars_of(params: SamplingParams) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("executor", "why"),
     [
-        ({"pipeline_parallel": 5}, r"the model has 4 layers, and each stage needs one at least"),
+        ({"pipeline_parallel": 5}, r"the model has 4 layers, and each stage needs one at least; set it to 4 or less"),
         ({"pipeline_parallel": 2, "stage_layers": [4]}, r"it names 1 stages, and executor.pipeline_parallel is 2"),
-        ({"pipeline_parallel": 2, "stage_layers": [1, 2]}, r"these are 3 layers, and the model has 4"),
+        (
+            {"pipeline_parallel": 2, "stage_layers": [1, 2]},
+            r"these are 3 layers, and the model has 4; give 2 counts that sum up to 4",
+        ),
         ({"pipeline_parallel": 2, "stage_layers": [4, 0]}, r"each stage needs one layer at least"),
         ({"stage_layers": [2, 2]}, r"executor.pipeline_parallel is 1: one stage has all 4 layers"),
         ({"pipeline_parallel": 2, "name": "cpu"}, r"runs pipeline_parallel up to 1, not 2"),

@@ -74,6 +74,8 @@ class Models:
         save_tiny_model(directory / "tied", tied)
         (directory / "logged.py").write_text(LOGGED)
         self.eagle = save_head(directory / "eagle", head_config(1), random_head(1))
+        reads = head_config(3, eagle_aux_hidden_state_layer_ids=[1, 2, 3])
+        self.eagle3 = save_head(directory / "eagle3", reads, random_head(3))
         self.medusa = directory / "medusa"
         self.medusa.mkdir()
         (self.medusa / "config.json").write_text(json.dumps({"medusa_num_heads": 3}))
@@ -89,6 +91,7 @@ class Models:
         log = {"log": str(self.directory / "log")}
         drafters = {
             "eagle": {"name": f"{plugins}:Eagle", "path": str(self.eagle), "quantization": None} | length | log,
+            "eagle3": {"name": f"{plugins}:Eagle", "path": str(self.eagle3), "quantization": None} | length | log,
             "medusa": {"name": f"{plugins}:Medusa", "path": str(self.medusa)} | length | log,
         }
         return {
@@ -103,7 +106,7 @@ class Models:
         log = self.directory / "log"
         log.write_text("")
         told = []
-        for drafter in ("eagle", "medusa"):
+        for drafter in ("eagle", "eagle3", "medusa"):
             outputs = llm.generate(PROMPTS, replace(GREEDY, speculation=drafter), use_tqdm=False)
             assert not any(output.metrics.drafter_error for output in outputs)
             told += [(output.outputs[0].token_ids, output.metrics.num_accepted) for output in outputs]
@@ -141,7 +144,8 @@ def test_two_ranks_draft_as_one_process_also_after_sleep_and_an_update(models: M
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_last_of_two_stages_drafts_as_one_process(models: Models, alone: dict[str, Any], ranks: int) -> None:
-    """With a tied table, which the stage has whole where it is of one rank."""
+    """With a tied table, which the stage has whole where it is of one rank; and with states between the layers of both
+    stages."""
     with LLM(**models.sections("tied", {"pipeline_parallel": 2, "tensor_parallel": ranks})) as llm:
         assert models.told(llm) == alone["tied"]
 

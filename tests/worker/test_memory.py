@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,12 @@ def test_too_little_memory_says_what_is_missing_and_what_would_fit(tmp_path: Pat
         assert part in str(error.value)
     with pytest.raises(CapacityError, match="4-bit weights fit"):
         refuse_weights(30 * GIB, DeviceMemory(10 * GIB, 10 * GIB), config)
+    # Of two layers, which two stages have already; ranks may still be more.
+    staged = replace(config, stage_layers=(1, 1), tensor_parallel=2)
+    with pytest.raises(CapacityError, match=r"set executor\.tensor_parallel to 4, or quantize"):
+        refuse_weights(15 * GIB, DeviceMemory(10 * GIB, 16 * GIB), staged)
+    with pytest.raises(CapacityError, match=r"tensor_parallel to 2 or executor\.pipeline_parallel to 2, or quantize"):
+        refuse_weights(15 * GIB, DeviceMemory(10 * GIB, 16 * GIB), config)
 
 
 def test_memory_of_the_plain_device() -> None:

@@ -19,6 +19,7 @@ from dovetail.registry.bootstrap import LoadedPlugins
 from dovetail.worker.draft_tokenizers import DraftTokenizers
 from dovetail.worker.input_batch import InputBatch
 from dovetail.worker.kv_storage import KVStorage
+from dovetail.worker.speculation.layer_states import LayerStates, layer_states
 from dovetail.worker.weight_update.targets import UpdateTarget
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def load_speculation(
     if config.speculation is None:
         return NothingLoaded()
     if not context.is_last_stage:
-        return DraftedElsewhere(config.speculation)
+        return DraftedElsewhere(config.speculation, layer_states(config.speculation, context))
     from dovetail.worker.speculation.loaded_drafters import LoadedDrafters  # most starts do without
 
     return LoadedDrafters(config, config.speculation, plugins, model, context, tokenizers, answers=answers)
@@ -52,7 +53,9 @@ class LoadedSpeculation(ABC):
     max_query_len: int
     """Most query tokens of a sequence whose prompt is computed: its last known token, and its drafts."""
     hidden_layers: tuple[int, ...]
-    """States between the target's layers that are wanted on this rank."""
+    """States between the target's layers that this rank computes for drafters."""
+    num_earlier_states: int = 0
+    """How many of them earlier pipeline stages send to this rank."""
     extra_caches: Mapping[str, tuple[LayerCache, ...]]
     """By drafter, what each of its own attention layers caches on this rank."""
 
@@ -96,7 +99,7 @@ class NothingLoaded(LoadedSpeculation):
     """Nobody speculates."""
 
     max_query_len = 1
-    hidden_layers = ()
+    hidden_layers: tuple[int, ...] = ()
     extra_caches: Mapping[str, tuple[LayerCache, ...]] = {}
 
     def largest_rows(self, device: torch.device) -> Sequence[JudgedRows]:
@@ -126,8 +129,11 @@ class NothingLoaded(LoadedSpeculation):
 class DraftedElsewhere(NothingLoaded):
     """The last pipeline stage speculates; this one computes its drafts (`StepPlan.draft_tokens`)."""
 
-    def __init__(self, section: ResolvedSpeculation):
+    def __init__(self, section: ResolvedSpeculation, states: LayerStates):
+        """`states`: what this rank passes on for the drafters."""
         self._drafters = frozenset(section.drafters)
+        self.hidden_layers = states.own
+        self.num_earlier_states = states.num_earlier
         self.max_query_len = 1 + max(drafter.num_tokens for drafter in section.drafters.values())
 
     def update_target(self, drafter: str) -> None:

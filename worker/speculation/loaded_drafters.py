@@ -23,15 +23,10 @@ from dovetail.worker.kv_storage import KVStorage
 from dovetail.worker.largest_step import JudgedRows
 from dovetail.worker.machine.environment import detect_environment
 from dovetail.worker.sampling.sampler import Sampler
-from dovetail.worker.speculation.drafters import (
-    bind_drafters,
-    load_drafters,
-    own_weights,
-    update_target,
-    wanted_layers,
-)
+from dovetail.worker.speculation.drafters import bind_drafters, load_drafters, own_weights, update_target
 from dovetail.worker.speculation.drafting import Drafting
 from dovetail.worker.speculation.late_reading import LateReading
+from dovetail.worker.speculation.layer_states import layer_states
 from dovetail.worker.speculation.lengths import create_lengths
 from dovetail.worker.speculation.loaded import LoadedSpeculation, unknown_drafter
 from dovetail.worker.speculation.rules import Rules, create_rules
@@ -71,7 +66,9 @@ class LoadedDrafters(LoadedSpeculation):
         self._outdated: set[str] = set()
         """Drafters that have a copy of weights that the target has no more."""
         self.max_query_len = 1 + max(drafter.num_tokens for drafter in section.drafters.values())
-        self.hidden_layers = wanted_layers(self._drafters)
+        states = layer_states(section, context)
+        self.hidden_layers = states.own
+        self.num_earlier_states = states.num_earlier
         self.extra_caches = {
             name: tuple(layer.cache for layer in drafter.layers)
             for name, drafter in self._drafters.items()

@@ -138,6 +138,16 @@ def test_more_than_host_memory_is_refused(resolve_tiny, cache, ranks):
         resolve_tiny(cache=cache, executor={"tensor_parallel": ranks})
 
 
+def test_host_memory_over_stages_is_what_each_of_them_keeps(resolve_tiny, make_model):
+    """All have the same blocks: a stage with one layer of four keeps a third of what one with three does."""
+    model = {"path": str(make_model(num_hidden_layers=4))}
+    executor = {"pipeline_parallel": 2, "stage_layers": [2, 2]}
+    with pytest.raises(ConfigError, match=r"10\.0 GiB over 2 ranks is more than the 8\.0 GiB of host memory"):
+        resolve_tiny(model=model, cache={"memory_gib": 5}, executor=executor)
+    executor["stage_layers"] = [3, 1]
+    assert resolve_tiny(model=model, cache={"memory_gib": 5}, executor=executor).stage_layers == (3, 1)
+
+
 def test_a_folder_without_a_model_says_what_it_lacks(resolve_tiny, tmp_path):
     with pytest.raises(ModelError, match=r"is no model; there is no config.json, \*.safetensors or \*.gguf"):
         resolve_tiny(model=str(tmp_path))
