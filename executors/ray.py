@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import secrets
 import subprocess
@@ -54,7 +53,7 @@ class RayExecutor(NodesExecutor):
     @classmethod
     def check(cls, need: ExecutorNeed, options: Any, environment: Environment) -> list[str]:
         """Refuses where Ray is not installed, and nodes over which the ranks cannot be spread."""
-        missing = [] if importlib.util.find_spec("ray") is not None else [_MISSING]
+        missing = [] if "ray" in environment.packages else [_MISSING]
         return missing + cls.check_nodes(need, options, options.nodes)
 
     def num_nodes(self) -> int:
