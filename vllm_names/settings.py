@@ -152,7 +152,6 @@ _PARALLEL = (
         refuses={
             "uni": "one worker runs inside the process wherever that suffices; leave it out",
             "external_launcher": "executors start their own workers; give mp, or leave it out",
-            "ray": "workers run on one machine so far, in processes of their own; give mp, or leave it out",
         },
     ),
     works("pipeline_parallel_size", "int", "executor.pipeline_parallel"),

@@ -21,14 +21,18 @@ class WorkerProcesses:
     def __init__(self) -> None:
         self.processes: list[WorkerProcess] = []
         self.pipes: list[Connection] = []
-        self.labels: list[str] = []
-        """`WorkerProcess.label` of each, with its place where there are several pipeline stages."""
+        self._places: list[str] = []
 
     def add(self, process: WorkerProcess, placement: Placement) -> None:
         """Adds the process of the next rank."""
         self.processes.append(process)
         place = f", stage {placement.stage}, tensor rank {placement.tensor_rank}" if placement.num_stages > 1 else ""
-        self.labels.append(process.label + place)
+        self._places.append(place)
+
+    @property
+    def labels(self) -> list[str]:
+        """`WorkerProcess.label` of each, as it is known now, with its place where there are several pipeline stages."""
+        return [process.label + place for process, place in zip(self.processes, self._places, strict=True)]
 
     def connect(self, timeout_s: float) -> None:
         """Connects to all processes. Raises `WorkerError` for the first that cannot be reached."""

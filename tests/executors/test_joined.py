@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -22,6 +26,7 @@ from dovetail.contracts.executor import ExecutorNeed, Placement
 from dovetail.contracts.joining import parse_address, read_key, write_key
 from dovetail.contracts.plugin import Environment
 from dovetail.executors.joined import JoinedExecutor, JoinedOptions
+from dovetail.executors.nodes import base
 from dovetail.testing.executor_suite import ExecutorSuite
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 from dovetail.testing.toy_worker import Fault, ToySpec, toy_plan
@@ -197,6 +202,22 @@ def test_nodes_that_are_missing_are_named(own_site: Site) -> None:
 def test_a_port_that_is_taken_is_named(own_site: Site) -> None:
     with socket.create_server(parse_address(own_site.listen)), pytest.raises(PluginError, match=r"port \d+ is taken"):
         own_site.executor().start()
+
+
+@pytest.mark.usefixtures("two_nodes")
+def test_what_does_not_fit_on_a_node_is_named_before_a_weight_is_read(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """GPUs that are asked of nodes without, another version of a package here, and a clock that differs."""
+    monkeypatch.setattr(base, "time", SimpleNamespace(time=lambda: time.time() + 100, monotonic=time.monotonic))
+    monkeypatch.setattr(base, "_installed", lambda name: "0.1" if name == "numpy" else metadata.version(name))
+    options = JoinedOptions(listen=site.listen, key_file=site.key_file, nodes=2)
+    with pytest.raises(PluginError, match="no weight was read") as caught:
+        JoinedExecutor(options, ToySpec(), ExecutorNeed("cuda", tensor_parallel=2)).start()
+    for name in "ab":
+        assert f"node {name} (127.0.0.1): 1 GPUs are needed there, and torch sees 0" in str(caught.value)
+        assert re.search(rf"node {name} \(127.0.0.1\): numpy \S+ is there, and 0.1 here", str(caught.value))
+        assert f"the clock of node {name} differs by" in caplog.text
 
 
 def test_another_key_joins_nothing(own_site: Site, tmp_path: Path) -> None:

@@ -119,6 +119,7 @@ def test_names_that_work_have_a_key_in_the_tree():
         ({"gpu_memory_utilization": 0.8}, {"cache.memory_fraction": 0.8}),
         ({"scheduling_policy": "priority"}, {"scheduler.name": "priority"}),
         ({"distributed_executor_backend": "mp"}, {"executor.name": "multiproc"}),
+        ({"distributed_executor_backend": "ray"}, {"executor.name": "ray"}),
         ({"quantization": "int8"}, {"model.quantization.name": "int8"}),
         ({"skip_tokenizer_init": True}, {"model.tokenizer_mode": "none"}),
         ({"rope_theta": 5e5}, {"model.hf_overrides.rope_theta": 5e5}),
