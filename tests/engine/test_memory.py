@@ -18,6 +18,7 @@ from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 # The first model pays for what every model shares: libraries, threads, compiled kernels.
 CODE = """
 import json, re, sys
+import gguf.quants  # imported for GGUF files alone, and no part of their weights
 from dovetail import LLM, SamplingParams
 
 def load_and_run(path, packed_cache_gib):

@@ -42,11 +42,19 @@ Create = Callable[[RouterSetup], Router]
 
 
 @pytest.fixture(scope="module")
-def pair(engine_process: EngineProcess, start_engine: Callable[..., EngineProcess]) -> Iterator[tuple[str, str]]:
-    """Addresses of two engines that all tests share which leave them alive."""
-    with start_engine() as other:
+def processes(start_engine: Callable[..., EngineProcess]) -> Iterator[tuple[EngineProcess, EngineProcess]]:
+    """Two engines that all tests here share which leave them alive. No others: replicas must be alike, and what a test
+    of one engine leaves there, adapters or weights, the other would not have."""
+    with start_engine() as one, start_engine() as other:
+        one.wait()
         other.wait()
-        yield engine_process.address, other.address
+        yield one, other
+
+
+@pytest.fixture
+def pair(processes: tuple[EngineProcess, EngineProcess]) -> tuple[str, str]:
+    """Their addresses."""
+    return processes[0].address, processes[1].address
 
 
 @asynccontextmanager
@@ -115,7 +123,7 @@ class Shadow:
 
 
 def test_a_follower_knows_exactly_what_the_cache_has(
-    engine_process: EngineProcess, start_engine: Callable[..., EngineProcess], tmp_path: Path
+    pair: tuple[str, str], start_engine: Callable[..., EngineProcess], tmp_path: Path
 ) -> None:
     """Under random traffic that evicts, and after a reset; hashes computed far away are those of the engine. An
     engine of another config is no replica."""
@@ -146,7 +154,7 @@ def test_a_follower_knows_exactly_what_the_cache_has(
             await engine.reset_prefix_cache()
             while shadow.blocks:
                 await asyncio.sleep(0)
-        async with replicas((engine_process.address, address), round_robin) as both:
+        async with replicas((pair[0], address), round_robin) as both:
             assert [state.is_up for state in both.states] == [True, False]
             assert "replica 1: its scheduler is 'fcfs', and that of the others 'priority'" in both.troubles
 
@@ -269,7 +277,10 @@ def test_requests_of_a_replica_that_dies_go_to_another_or_fail_by_name(
 
 
 def test_a_replica_that_does_not_answer_gets_no_requests_until_it_does(
-    engine_process: EngineProcess, pair: tuple[str, str], local_engine: AsyncLLMEngine, monkeypatch: pytest.MonkeyPatch
+    processes: tuple[EngineProcess, EngineProcess],
+    pair: tuple[str, str],
+    local_engine: AsyncLLMEngine,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Requests of which nothing was read move meanwhile. What all were asked to do it does before it serves again."""
     monkeypatch.setattr(answer_watch, "PATIENCE_S", 0.02)
@@ -280,7 +291,7 @@ def test_a_replica_that_does_not_answer_gets_no_requests_until_it_does(
             waiting = [await engine.submit(text, GREEDY) for text in TEXTS]
             assert {stream.replica for stream in waiting} == {0, 1}
             results = [asyncio.ensure_future(last_of(aiter(stream))) for stream in waiting]
-            os.kill(engine_process.pid, signal.SIGSTOP)
+            os.kill(processes[0].pid, signal.SIGSTOP)
             try:
                 monkeypatch.setattr(client_module, "HEALTH_S", 0.2)
                 while any(stream.replica == 0 for stream in waiting):
@@ -291,7 +302,7 @@ def test_a_replica_that_does_not_answer_gets_no_requests_until_it_does(
                 found = [(await result).outputs[0].token_ids for result in results]
                 assert found == [await tokens(local_engine, text) for text in TEXTS]
             finally:
-                os.kill(engine_process.pid, signal.SIGCONT)
+                os.kill(processes[0].pid, signal.SIGCONT)
             monkeypatch.setattr(client_module, "HEALTH_S", 60.0)
             while not engine.states[0].is_up:
                 await asyncio.sleep(0.01)
