@@ -25,6 +25,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+from leftovers import shared_memory
+
 from dovetail import LLM, SamplingParams
 from dovetail.plugins.kv_connectors.host import Host
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
@@ -314,10 +317,7 @@ FAULTS: dict[str, Callable[[Bench], Count]] = {
 
 def leftovers() -> tuple[set[str], set[int]]:
     """Shared memory, and processes under this one."""
-    import psutil
-
-    shared = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
-    return shared, {one.pid for one in psutil.Process().children(recursive=True)}
+    return shared_memory(), {one.pid for one in psutil.Process().children(recursive=True)}
 
 
 def report(times: int, only: Sequence[str]) -> None:

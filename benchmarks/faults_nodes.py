@@ -2,7 +2,7 @@
 
     python benchmarks/faults_nodes.py [--times 10]      as root, for the link: it makes a network namespace
 
-Two agents join an executor `joined` by 10.77.0.1; the second is in a network namespace, which stands for another
+Two agents join an executor `joined` by 10.77.0.1; the second is in a network namespace, in place of another
 machine. Steps are in flight when the fault comes. Counted is how often the error names the node, how long it takes
 until the error is there (for the engine's death: until no worker is left), and what is left: workers, and files in
 /dev/shm. Agents live on, but for the one that is killed, and join again each time.
@@ -11,7 +11,6 @@ until the error is there (for the engine's death: until no worker is left), and 
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import re
 import statistics
@@ -25,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+from leftovers import shared_memory
 
 from dovetail.contracts.errors import WorkerError
 from dovetail.contracts.executor import ExecutorNeed
@@ -115,7 +115,7 @@ def link(state: str) -> None:
 
 def in_load(nodes: Nodes, fault: Callable[[], None], index: int) -> Outcome:
     """Steps run until the fault ends them."""
-    before = shared()
+    before = shared_memory()
     options = JoinedOptions(listen=LISTEN, key_file=nodes.key_file, nodes=["a", "b"])
     executor = JoinedExecutor(options, ToySpec(), ExecutorNeed("cpu", tensor_parallel=2))
     executor.start()
@@ -133,7 +133,7 @@ def in_load(nodes: Nodes, fault: Callable[[], None], index: int) -> Outcome:
 
 
 def driver_killed(nodes: Nodes) -> Outcome:
-    before = shared()
+    before = shared_memory()
     command = [sys.executable, "-c", DRIVER, LISTEN, str(nodes.key_file)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as driver:
         assert driver.stdout is not None
@@ -154,11 +154,7 @@ def workers() -> list[psutil.Process]:
 def left(before: set[str]) -> tuple[str, ...]:
     """What is there 15 seconds after the fault, or is gone before."""
     _, alive = psutil.wait_procs(workers(), timeout=15)
-    return tuple([f"worker {process.pid}" for process in alive] + sorted(shared() - before))
-
-
-def shared() -> set[str]:
-    return {str(path) for path in Path("/dev/shm").glob("*") if path.stat().st_uid == os.getuid()}
+    return tuple([f"worker {process.pid}" for process in alive] + sorted(shared_memory() - before))
 
 
 def report(fault: str, outcomes: list[Outcome]) -> None:

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+from leftovers import shared_memory
 
 from dovetail import LLMEngine, SamplingParams
 from dovetail.contracts.errors import WorkerError
@@ -129,8 +130,7 @@ def one_fault(
 def traces(folder: Path) -> set[str]:
     """Descendants of this process, files of shared memory of this user, and the executors' files."""
     processes = {f"{child.pid} {' '.join(child.cmdline())}" for child in psutil.Process().children(recursive=True)}
-    shared = {str(path) for path in Path("/dev/shm").glob("*") if path.stat().st_uid == os.getuid()}
-    return processes | shared | {str(path) for path in (folder / "scratch").rglob("*")}
+    return processes | shared_memory() | {str(path) for path in (folder / "scratch").rglob("*")}
 
 
 if __name__ == "__main__":

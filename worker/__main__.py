@@ -10,7 +10,6 @@ import signal
 import socket
 import sys
 import time
-from importlib import metadata
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any, NoReturn
 
 from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.joining import JoinedNode, keep_alive, parse_address, read_key, write_key
+from dovetail.registry.distributions import installed_versions
 
 _PACKAGES = ("dovetail", "torch", "transformers", "numpy")
 _PR_SET_PDEATHSIG = 1
@@ -139,13 +139,7 @@ def _exchange(connection: Connection, node: JoinedNode) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": ".".join(map(str, sys.version_info[:3]))}
-    for package in _PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+    return {"python": ".".join(map(str, sys.version_info[:3])), **installed_versions(_PACKAGES)}
 
 
 def _shown(address: tuple[str, int]) -> str:

@@ -50,7 +50,7 @@ class LoadedPlugins:
     def identity(self, component: Component) -> str:
         """Identifies a component's results among those of other components: what `plugin_hash` counts, and its
         options."""
-        return repr((*_facts(component, {}), sorted(component.options.items())))
+        return repr((*_all_facts([component])[0], sorted(component.options.items())))
 
 
 def bootstrap(components: Sequence[Component], expected_hash: str) -> LoadedPlugins:
@@ -102,18 +102,25 @@ def component_contents(component: Component) -> Contents:
     return module_contents(module) if component.distribution is None else installed_contents(component.distribution)
 
 
+def installed_code(components: Sequence[Component]) -> dict[str, tuple[str | None, Contents]]:
+    """The code of components as it is in this process, read once for each owner, which is a distribution, or the
+    reference of a local file or module: the distribution's version, and the files."""
+    found: dict[str, tuple[str | None, Contents]] = {}
+    for component in components:
+        owner = _owner(component)
+        if owner not in found:
+            version = installed_version(component.distribution) if component.distribution else None
+            found[owner] = version, component_contents(component)
+    return found
+
+
+def _owner(component: Component) -> str:
+    return component.distribution or component.reference
+
+
 def _all_facts(components: Sequence[Component]) -> list[list[str | None]]:
-    read: dict[str, tuple[str | None, str]] = {}
-    return [_facts(component, read) for component in components]
-
-
-def _facts(component: Component, read: dict[str, tuple[str | None, str]]) -> list[str | None]:
-    """`read`: version and digest of what was read already, by distribution or reference."""
-    owner = component.distribution or component.reference
-    if owner not in read:
-        version = installed_version(component.distribution) if component.distribution else None
-        read[owner] = version, component_contents(component).digest
-    return [component.kind, component.name, component.reference, component.distribution, *read[owner]]
+    code = {owner: (version, files.digest) for owner, (version, files) in installed_code(components).items()}
+    return [[one.kind, one.name, one.reference, one.distribution, *code[_owner(one)]] for one in components]
 
 
 def _presence_problem(component: Component) -> str | None:

@@ -126,7 +126,7 @@ class Table(WeightHolder):
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """int64 [T] -> [T, hidden_size]."""
-        return torch.nn.functional.embedding(rows, self.weight)
+        return self.weight.index_select(0, rows)  # as in `nn.embedding`
 
     def expected(self) -> Mapping[str, tuple[int, ...]]:
         """The weight."""

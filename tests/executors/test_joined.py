@@ -1,4 +1,4 @@
-"""The `joined` executor: two agents on this machine, which stand for two machines."""
+"""The `joined` executor: two agents on this machine, in place of two machines."""
 
 from __future__ import annotations
 

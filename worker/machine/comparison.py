@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dovetail.config.resolved import ResolvedConfig
-from dovetail.registry.bootstrap import component_contents
-from dovetail.registry.distributions import installed_version
+from dovetail.registry.bootstrap import installed_code
 from dovetail.worker.machine.environment import cpu_features
 
 _SAMPLE_BYTES = 1 << 16
@@ -30,13 +29,8 @@ class MachineFacts:
 
 def machine_facts(config: ResolvedConfig) -> MachineFacts:
     """Reads this machine. Imports no plugin and no torch."""
-    plugins: dict[str, tuple[str | None, str]] = {}
-    for component in config.components():
-        owner = component.distribution or component.reference
-        if owner not in plugins:
-            version = installed_version(component.distribution) if component.distribution else None
-            contents = component_contents(component)
-            plugins[owner] = version, contents.digest if contents.files else ""
+    code = installed_code(config.components())
+    plugins = {owner: (version, found.digest if found.files else "") for owner, (version, found) in code.items()}
     models = {str(path): _marks(path) for path in _model_paths(config)}
     info = _CPUINFO.read_text() if _CPUINFO.is_file() else ""
     return MachineFacts(plugins, models, cpu_features(info))
