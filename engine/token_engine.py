@@ -325,10 +325,7 @@ class TokenEngine:
         return self._adapters.start(request)
 
     def add_lora(self, request: LoRARequest) -> LoadedLoRA:
-        """Reads an adapter and checks it, so that requests may name it; one that is loaded stays as it is. Raises
-        `RequestError` for what is no adapter of this model, `AdapterNotFound` where its folder is not there,
-        `AdapterConflict` where name or number is another's, or files changed since they were read: unload it first; and
-        where it was removed while it was read."""
+        """See `EngineClient.add_lora`; one that is loaded stays as it is."""
         return self.start_lora(request).result()
 
     @exclusive
@@ -345,6 +342,11 @@ class TokenEngine:
     def pin_lora(self, adapter: str | int) -> None:
         """An adapter, by name or number, keeps its slot. Raises `AdapterNotFound`; `RequestError` for the last slot."""
         self._adapters.pin(adapter)
+
+    @exclusive
+    def unpin_lora(self, adapter: str | int) -> None:
+        """Takes `pin_lora` back. Raises `AdapterNotFound`; without effect for an adapter that is not pinned."""
+        self._adapters.unpin(adapter)
 
     @exclusive
     def forget_finished(self) -> None:
@@ -449,9 +451,7 @@ class TokenEngine:
             return
         self.use.share()
         if not self.use.acquire(timeout_s) and not self._interrupt():
-            logger.warning(
-                "a step still runs in this process and cannot be ended: the engine is closed when it is done"
-            )
+            logger.warning("a step still runs here and cannot be ended: the engine is closed when it is done")
             threading.Thread(target=self._close_in_turn, name="dovetail-shutdown", daemon=True).start()
             return
         try:

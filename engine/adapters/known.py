@@ -159,6 +159,12 @@ class KnownAdapters:
             )
         slots.pin(digest)
 
+    def unpin(self, adapter: str | int) -> None:
+        """An adapter, and those of equal content, may lose the slot to others. Raises `AdapterNotFound`."""
+        known = self.get(adapter)
+        if known.adapter is not None:
+            self.slots.unpin(known.adapter.digest)
+
     def get(self, adapter: str | int) -> KnownAdapter:
         """An adapter by name or number. Raises `AdapterNotFound`."""
         self._forget_failed()

@@ -105,6 +105,10 @@ class ServedAdapters:
         """See `TokenEngine.pin_lora`."""
         self._served().pin(adapter)
 
+    def unpin(self, adapter: str | int) -> None:
+        """See `TokenEngine.unpin_lora`."""
+        self._served().unpin(adapter)
+
     def listed(self) -> list[LoadedLoRA]:
         """See `TokenEngine.list_loras`."""
         if self._known is None:

@@ -134,6 +134,10 @@ class AdapterSlots:
         """An adapter that has a slot keeps it."""
         self._pinned.add(digest)
 
+    def unpin(self, digest: str) -> None:
+        """It may lose its slot to another. Without effect for one that is not pinned."""
+        self._pinned.discard(digest)
+
     def is_pinned(self, digest: str) -> bool:
         """Whether it keeps its slot. From any thread."""
         return digest in self._pinned

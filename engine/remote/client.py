@@ -411,7 +411,7 @@ class RemoteEngine:
     async def call(self, name: str, **arguments: Any) -> Any:
         """What the engine's method `name` returns, as plain data; it runs between two steps. One of
         cache_statistics, reset_prefix_cache, sleep, wake_up, is_sleeping, regions, pause, is_paused, hold, resume,
-        start_lora, remove_lora, list_loras, pin_lora, those of weight updates and weights."""
+        start_lora, remove_lora, list_loras, pin_lora, unpin_lora, those of weight updates and weights."""
         self._running()
         self._answers.start()
         return await self._calls.answer(lambda call_id: Call(call_id, name, arguments))

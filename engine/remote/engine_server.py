@@ -96,6 +96,7 @@ class EngineServer:
             "remove_lora": engine.remove_lora,
             "list_loras": engine.list_loras,
             "pin_lora": engine.pin_lora,
+            "unpin_lora": engine.unpin_lora,
             "init_weight_transfer_engine": engine.weight_updates.init_weight_transfer_engine,
             "start_weight_update": engine.weight_updates.start_weight_update,
             "update_weights": engine.weight_updates.update_weights,

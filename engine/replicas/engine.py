@@ -226,7 +226,7 @@ class ReplicatedEngine:
         return [replace(lora, num_requests=counts[lora.name]) for lora in lists[0]]
 
     async def pin_lora(self, adapter: str | int) -> None:
-        """See `EngineClient.pin_lora`."""
+        """See `EngineClient.pin_lora`. Where one replica refuses, it is pinned on none."""
         await self._fleet.on_all(lambda engine: engine.pin_lora(adapter))
 
     async def reset_prefix_cache(self) -> PrefixCacheReset:

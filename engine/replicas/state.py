@@ -87,6 +87,10 @@ async def _bring_adapters(engine: RemoteEngine, mine: tuple[LoadedLoRA, ...], wa
     keeps = {(one.name, one.digest) for one in wanted}
     for key in has.keys() - keeps:
         await engine.remove_lora(key[0])
+    for one in wanted:  # before others are pinned: slots that may be pinned are few
+        known = has.get((one.name, one.digest))
+        if known is not None and known.is_pinned and not one.is_pinned:
+            await engine.call("unpin_lora", adapter=one.name)
     for one in wanted:
         known = has.get((one.name, one.digest))
         if known is None:

@@ -205,6 +205,16 @@ def test_adapters_are_loaded_on_all_replicas_or_on_none(
                     await engine.add_lora(lora)
                 assert await second.list_loras() == []
             assert await engine.list_loras() == []
+            await engine.add_lora(lora)
+            await engine.add_lora(LoRARequest("other", 0, other.path))
+            async with await RemoteEngine.connect(pair[1], 60) as second:
+                await second.pin_lora("other")  # behind the others' back: one of two slots must be left
+                with pytest.raises(RequestError, match="replica 1: adapter 'style' cannot be pinned"):
+                    await engine.pin_lora("style")
+                pinned = [one.is_pinned for one in (*await engine.list_loras(), *await second.list_loras())]
+                assert pinned == [False] * 4
+            for name in ("style", "other"):
+                await engine.remove_lora(name)
             assert [state.is_up for state in engine.states] == [True, True]
 
     asyncio.run(main())
