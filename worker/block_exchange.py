@@ -126,6 +126,7 @@ class BlockExchange:
         with self._lock:
             budget = max(0, self._max_queued - self._num_unsaved)
             self._report.num_dropped += max(0, len(saves) - budget)
+            self._report.refused += [block_hash for block_hash, _ in saves[budget:]]
             saves = saves[:budget]
             self._num_unsaved += len(saves)
         if not saves:
@@ -176,21 +177,25 @@ class BlockExchange:
                 self._write(block_hash, memoryview(rows[index]))
 
     def _write(self, block_hash: bytes, record: memoryview) -> None:
-        removed: Sequence[bytes] = ()
-        error: Exception | None = None
         try:
             self._seal.put(block_hash, record)
             removed = [bytes(one) for one in self._store.write(block_hash, record.toreadonly())]
-        except Exception as raised:
-            error = raised
-        with self._written:
-            self._num_unsaved -= 1
-            self._report.removed += removed
-            if error is not None:
+        except Exception as error:
+            # The error has no other name: one would keep this frame, and so the record, until garbage is collected.
+            with self._written:
                 self._note_failure("write", error)
-            elif block_hash not in removed:
+                self._report.refused.append(block_hash)
+                self._note_done()
+            return
+        with self._written:
+            self._report.removed += removed
+            if block_hash not in removed:
                 self._report.saved.append(block_hash)
-            self._written.notify_all()
+            self._note_done()
+
+    def _note_done(self) -> None:
+        self._num_unsaved -= 1
+        self._written.notify_all()
 
     def _read_all(self) -> None:
         while (load := self._to_read.get()) is not None:
@@ -232,13 +237,15 @@ class BlockExchange:
         self._report.num_failed += 1
         if not self._has_warned:
             self._has_warned = True
-            name = type(self._store).__name__
+            # The traceback of an OSError says nothing of what ails a disk or a network; another error may be a mistake.
             logger.warning(
-                "KV connector: %s.%s failed, and the block is computed instead or not saved; further failures are only"
-                " counted",
-                name,
+                "KV connector: %s.%s failed (%s: %s), and the block is computed instead or not saved; further failures"
+                " are only counted",
+                type(self._store).__name__,
                 call,
-                exc_info=error,
+                type(error).__name__,
+                error,
+                exc_info=None if isinstance(error, OSError) else error,
             )
 
 

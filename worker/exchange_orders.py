@@ -32,6 +32,8 @@ class ExchangeReport:
 
     saved: list[bytes] = field(default_factory=list)
     removed: list[bytes] = field(default_factory=list)
+    refused: list[bytes] = field(default_factory=list)
+    """Blocks that were handed over and not saved: dropped, or the store raised. They may be handed over again."""
     loaded: dict[int, int] = field(default_factory=dict)
     """By load that has ended, cancelled ones included: how many leading records are there and verified."""
     num_dropped: int = 0

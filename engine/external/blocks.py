@@ -99,8 +99,8 @@ class ExternalBlocks:
         self._placed: dict[int, tuple[TokenSequence, int]] = {}
         """By seq_id, whose blocks are in the prefix cache and who has not begun, and how many."""
         self._handed_over: OrderedDict[bytes, None] = OrderedDict()
-        self._acknowledged: dict[bytes, int] = {}
-        """By block, how many ranks have written it, of those that not all have."""
+        self._acknowledged: OrderedDict[bytes, set[int]] = OrderedDict()
+        """By block, the ranks that have written it, of those that not all have."""
         self._num_open = 0
         self._has_timer = False
         self._is_on = True
@@ -208,7 +208,9 @@ class ExternalBlocks:
             counts.num_failures += report.num_failed
             counts.num_corrupt += report.num_corrupt
             removed += report.removed
-            saved += self._whole(report.saved)
+            saved += self._whole(rank, report.saved)
+            for block_hash in report.refused:
+                self._handed_over.pop(block_hash, None)
             for load_id, num_blocks in report.loaded.items():
                 self._note_loaded(rank, load_id, num_blocks)
         counts.num_dropped_blocks += max(report.num_dropped for report in reports)
@@ -221,17 +223,19 @@ class ExternalBlocks:
         if saved:
             self._ask("saved", self._connector.saved, saved)
 
-    def _whole(self, hashes: Sequence[bytes]) -> list[bytes]:
-        """Those that all ranks have written now."""
+    def _whole(self, rank: int, hashes: Sequence[bytes]) -> list[bytes]:
+        """Those of which this rank was the last to write its part."""
         if self._num_ranks == 1:
             return list(hashes)
         whole = []
         for block_hash in hashes:
-            count = self._acknowledged.pop(block_hash, 0) + 1
-            if count == self._num_ranks:
+            ranks = self._acknowledged.pop(block_hash, set()) | {rank}
+            if len(ranks) == self._num_ranks:
                 whole.append(block_hash)
             else:
-                self._acknowledged[block_hash] = count
+                self._acknowledged[block_hash] = ranks
+                if len(self._acknowledged) > _MOST_REMEMBERED:
+                    self._acknowledged.popitem(last=False)
         return whole
 
     def _note_loaded(self, rank: int, load_id: int, num_blocks: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,8 +13,6 @@ from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.kv_connector import BlockStore, ConnectorSetup, KVConnector, StoreSetup
 from dovetail.contracts.plugin import PluginOptions
 from dovetail.plugins.kv_connectors.disk_folder import BlockFolder
-
-logger = logging.getLogger(__name__)
 
 
 class DiskOptions(PluginOptions):
@@ -37,20 +34,18 @@ class DiskStore(BlockStore):
         self._path = path
         self._retry_s = retry_s
         self._refused_until = 0.0
-        self._refusal: OSError | None = None
+        self._refusal = ""
+        """Why; no exception, whose traceback would keep the record that was refused."""
 
     def write(self, block_hash: bytes, record: memoryview) -> Sequence[bytes]:
-        if self._refusal is not None and time.monotonic() < self._refused_until:
-            raise self._refusal
+        if time.monotonic() < self._refused_until:
+            raise OSError(self._refusal)
         try:
-            removed = self._folder.write(block_hash, record)
+            return self._folder.write(block_hash, record)
         except OSError as error:
-            if self._refusal is None:
-                logger.warning("KV blocks are not saved in %s for %g s: %s", self._path, self._retry_s, error)
-            self._refusal, self._refused_until = error, time.monotonic() + self._retry_s
-            raise
-        self._refusal = None
-        return removed
+            self._refused_until = time.monotonic() + self._retry_s
+            self._refusal = f"nothing is saved in {self._path} for {self._retry_s:g} s: {error}"
+            raise OSError(self._refusal) from error
 
     def read(self, block_hash: bytes, transfer: Mapping[str, Any]) -> bytes | None:
         return self._folder.read(block_hash)

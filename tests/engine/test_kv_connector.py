@@ -113,6 +113,26 @@ def test_a_prompt_is_found_on_disk_after_a_restart(make_llm: Callable[..., LLM],
     assert (found, tokens_of(make_llm(kv_connector=connector), longer)) == (FULL, (FULL + 36, got))
 
 
+def test_a_disk_that_refuses_is_warned_of_once_and_tried_again(
+    make_llm: Callable[..., LLM], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    llm = make_llm(kv_connector={"name": "disk", "path": str(tmp_path), "retry_seconds": 0})
+    (own,) = tmp_path.glob("*/0")
+    own.rmdir()
+    own.write_text("no folder")
+    expected = tokens_of(llm)
+    saved(llm)
+    assert counts(llm).num_failures > FULL // BLOCK_SIZE
+    (warning,) = [one for one in caplog.records if one.levelname == "WARNING"]
+    assert f"nothing is saved in {tmp_path} for 0 s: [Errno 20] Not a directory" in warning.getMessage()
+    own.unlink()
+    own.mkdir()
+    assert tokens_of(llm) == expected
+    saved(llm)
+    assert tokens_of(llm) == (FULL, expected[1])
+    assert len([one for one in caplog.records if one.levelname == "WARNING"]) == 1
+
+
 def test_other_weights_find_nothing(make_llm: Callable[..., LLM], tmp_path: Path) -> None:
     """Nor another dtype, nor another config of the model: their blocks are in other folders."""
     connector = {"name": "disk", "path": str(tmp_path)}

@@ -71,6 +71,18 @@ def test_two_ranks_give_the_tokens_of_one(model: tuple[Path, Any]) -> None:
         assert len(output.outputs[0].logprobs) == 16
 
 
+def test_two_ranks_find_on_disk_what_two_others_saved(llama: Path, tmp_path: Path) -> None:
+    """After a restart, each rank reads its part of every block."""
+    connector = {"name": "disk", "path": str(tmp_path)}
+    found = []
+    for _ in range(2):
+        with LLM(**sections(llama, 2, kv_connector=connector)) as llm:
+            output = llm.generate(PROMPTS[2:], GREEDY)[0]
+            found.append((output.num_cached_tokens, output.outputs[0].token_ids))
+    assert [num_cached for num_cached, _ in found] == [0, 56]
+    assert found[0][1] == found[1][1]
+
+
 def test_regions_of_two_ranks_sleep_and_wake_up_together(tmp_path: Path) -> None:
     """At both levels, in parts; where a checkpoint is another one, all ranks sleep on."""
     save_tiny_model(tmp_path, tiny_config("llama"), seed=1)

@@ -74,12 +74,18 @@ def test_two_stages_give_the_tokens_of_one_process(llama: Path, alone: LLM) -> N
     ],
 )
 def test_stages_of_two_ranks_each(tmp_path: Path, model_type: str) -> None:
-    """Pipeline and tensor parallel together, over sliding windows, experts and latent pages."""
-    save_tiny_model(tmp_path, tiny_config(model_type))
-    with LLM(**sections(tmp_path)) as llm:
+    """Pipeline and tensor parallel together, over sliding windows, experts and latent pages. Each worker finds its part
+    of what was computed on disk."""
+    save_tiny_model(tmp_path / "model", tiny_config(model_type))
+    with LLM(**sections(tmp_path / "model")) as llm:
         expected = [tokens(llm.generate(PROMPTS, params)) for params in (GREEDY, SEEDED)]
-    with LLM(**sections(tmp_path, 2, 2)) as llm:
+    connector = {"name": "disk", "path": str(tmp_path / "blocks")}
+    with LLM(**sections(tmp_path / "model", 2, 2, kv_connector=connector)) as llm:
         assert [tokens(llm.generate(PROMPTS, params)) for params in (GREEDY, SEEDED)] == expected
+        llm.engine.tokens.exchange.settle()
+        llm.reset_prefix_cache()
+        again = llm.generate(PROMPTS[2:3], GREEDY)
+    assert (again[0].num_cached_tokens, tokens(again)) == (56, expected[0][2:3])
 
 
 def test_speculation_over_stages(llama: Path, alone: LLM, tmp_path: Path) -> None:
