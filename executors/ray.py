@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import secrets
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import Field
 
-from dovetail.contracts.errors import PluginError, WorkerError
 from dovetail.contracts.executor import ExecutorNeed
 from dovetail.contracts.plugin import Environment, PluginOptions
+from dovetail.executors._ray_nodes import MISSING, RayNodes, import_ray
 from dovetail.executors.nodes.base import NodesExecutor, NodesOptions
 from dovetail.executors.nodes.hub import Hub
-
-_MISSING = "the package ray is not installed: pip install 'dovetail[ray]'"
+from dovetail.executors.nodes.spread import ranks_of_nodes
 
 
 class RayOptions(NodesOptions):
@@ -28,8 +21,9 @@ class RayOptions(NodesOptions):
     address: str | None = None
     """Address of a cluster that runs ("auto", "10.0.0.1:6379"); None: the one this process is connected to, else one
     is started on this machine."""
-    nodes: int = Field(default=1, ge=1)
-    """Machines, or parts of machines, over which Ray spreads the ranks."""
+    nodes: int | None = Field(default=None, ge=1)
+    """Machines, or parts of machines, over which Ray spreads the ranks. None: one per pipeline stage, so that each
+    tensor-parallel group is on one machine."""
     strategy: str = Field(default="SPREAD", pattern="^(SPREAD|STRICT_SPREAD|PACK|STRICT_PACK)$")
     """How Ray places them. SPREAD: on different machines where there are as many."""
     num_cpus: float = Field(default=1.0, ge=0)
@@ -46,33 +40,38 @@ class RayExecutor(NodesExecutor):
 
     def __init__(self, options: RayOptions, spec: Any, need: ExecutorNeed):
         super().__init__(options, spec, need)
-        self._group: Any = None
-        self._actors: list[Any] = []
+        self._ray_nodes: RayNodes | None = None
         self._began_ray = False
 
     @classmethod
     def check(cls, need: ExecutorNeed, options: Any, environment: Environment) -> list[str]:
         """Refuses where Ray is not installed, and nodes over which the ranks cannot be spread."""
-        missing = [] if "ray" in environment.packages else [_MISSING]
-        return missing + cls.check_nodes(need, options, options.nodes)
+        reasons = [] if "ray" in environment.packages else [MISSING]
+        if need.device_type != "cuda" and not options.num_cpus:
+            reasons.append("executor.num_cpus is 0, so that ranks on CPUs would reserve nothing: Ray places them by it")
+        return reasons + cls.check_nodes(need, options, options.nodes or need.pipeline_parallel)
 
     def num_nodes(self) -> int:
-        """The option `nodes`."""
-        return self.options.nodes
+        """The option `nodes`, or one per stage."""
+        return self.options.nodes or self.need.pipeline_parallel
 
     def open(self) -> Hub:
         """Listens at a free port, and has Ray start an agent per node, with a key made for this executor."""
-        ray = _import_ray()
+        ray = import_ray()
         key = secrets.token_hex(32)
         if not ray.is_initialized():
             ray.init(address=self.options.address, include_dashboard=False, log_to_driver=True)
             self._began_ray = True
+        self._ray_nodes = nodes = RayNodes()
         try:
             host = self.options.driver_address or ray.util.get_node_ip_address()
-            names = [f"{index}" for index in range(self.options.nodes)]
-            hub = Hub(("0.0.0.0", 0), key.encode(), self.options.node_timeout_s, len(names), names)
+            names = [f"{index}" for index in range(self.num_nodes())]
+            hub = Hub(
+                ("0.0.0.0", 0), key.encode(), self.options.node_timeout_s, len(names), names, word_on=nodes.word_on
+            )
             try:
-                self._place(ray, f"{host}:{hub.port}", key)
+                join = f"{host}:{hub.port}"
+                nodes.start(self._bundles(), self.options.strategy, self.options.join_timeout_s, join, key)
             except BaseException:
                 hub.close()
                 raise
@@ -94,69 +93,20 @@ class RayExecutor(NodesExecutor):
         super().shutdown()
         self._release()
 
-    def _place(self, ray: Any, join: str, key: str) -> None:
-        per_node = -(-self.need.num_ranks // self.options.nodes)
-        bundle = {"CPU": self.options.num_cpus * per_node}
-        if self.need.device_type == "cuda":
-            bundle["GPU"] = float(per_node)
-        group = ray.util.placement_group([bundle] * self.options.nodes, strategy=self.options.strategy)
-        self._group = group
-        if not group.wait(timeout_seconds=self.options.join_timeout_s):
-            raise WorkerError(
-                f"Ray has no place for {self.options.nodes} nodes with {bundle} each after"
-                f" {self.options.join_timeout_s:g} s; the cluster has {ray.cluster_resources()}: lower executor.nodes"
-                " or executor.num_cpus, or add machines"
-            )
-        actor = ray.remote(NodeActor)
-        strategies = ray.util.scheduling_strategies
-        for index in range(self.options.nodes):
-            strategy = strategies.PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
-            chosen = actor.options(
-                num_cpus=bundle["CPU"], num_gpus=bundle.get("GPU", 0), scheduling_strategy=strategy, max_restarts=0
-            )
-            self._actors.append(chosen.remote())
-        for index, one in enumerate(self._actors):
-            one.run.remote(join, key, str(index))
+    def _bundles(self) -> list[dict[str, float]]:
+        """What the ranks of each node reserve together: Ray finds one machine for each."""
+        nodes = ranks_of_nodes(self.need, self.num_nodes())
+        is_cuda = self.need.device_type == "cuda"
+        bundles = []
+        for index in range(self.num_nodes()):
+            num_ranks = nodes.count(index)
+            amounts = {"CPU": self.options.num_cpus * num_ranks, "GPU": float(num_ranks if is_cuda else 0)}
+            bundles.append({name: amount for name, amount in amounts.items() if amount})
+        return bundles
 
     def _release(self) -> None:
-        if self._group is None and not self._began_ray:
-            return
-        ray = _import_ray()
-        with contextlib.suppress(Exception):  # the cluster may be gone
-            for actor in self._actors:
-                ray.kill(actor)
-            if self._group is not None:
-                ray.util.remove_placement_group(self._group)
-        self._actors, self._group = [], None
+        if self._ray_nodes is not None:
+            self._ray_nodes.release()
         if self._began_ray:
             self._began_ray = False
-            ray.shutdown()
-
-
-class NodeActor:
-    """Runs the agent of one machine as a child, which ends with this actor."""
-
-    def run(self, join: str, key: str, name: str) -> int:
-        """Returns the agent's exit code once the driver is gone."""
-        with tempfile.TemporaryDirectory(prefix="dovetail-") as folder:
-            path = Path(folder) / "key"
-            path.touch(mode=0o600)
-            path.write_text(key)
-            command = [sys.executable, "-P", "-m", "dovetail.worker", "--join", join, "--key-file", str(path)]
-            command += ["--name", name, "--once", "--end-with-parent"]
-            with subprocess.Popen(command, env=_environment()) as agent:
-                return agent.wait()
-
-
-def _environment() -> dict[str, str]:
-    """Without the threads that Ray sets: each rank has its own number."""
-    return {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-
-
-def _import_ray() -> Any:
-    try:
-        import ray
-        import ray.util.scheduling_strategies
-    except ImportError as error:
-        raise PluginError(_MISSING) from error
-    return ray
+            import_ray().shutdown()

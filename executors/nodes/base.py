@@ -62,6 +62,7 @@ class NodesExecutor(ProcessExecutor):
         super().__init__(options, spec, need)
         self._hub: Hub | None = None
         self._nodes: Sequence[NodeLink] = ()
+        self._machines: Sequence[str] = ()
 
     @abstractmethod
     def open(self) -> Hub:
@@ -106,6 +107,7 @@ class NodesExecutor(ProcessExecutor):
         assert self._hub is not None
         self._nodes = self._hub.wait(self.options.join_timeout_s)
         inspections = self._compare()
+        self._machines = [inspection.machine for inspection in inspections]
         nodes = ranks_of_nodes(self.need, len(self._nodes))
         layout = WorkerLayout(
             tensor_parallel=self.need.tensor_parallel, num_stages=self.need.pipeline_parallel, nodes=nodes
@@ -122,7 +124,9 @@ class NodesExecutor(ProcessExecutor):
     def launch(self, placement: Placement, environment: Mapping[str, str], scratch: Path) -> NodeProcess:
         """Has the node's agent start the rank."""
         assert self._hub is not None
-        num_ranks_here = placement.layout.nodes.count(placement.node)
+        # Nodes may be parts of one machine.
+        machines = [self._machines[node] for node in placement.layout.nodes]
+        num_ranks_here = machines.count(machines[placement.rank])
         node = self._nodes[placement.node]
         return node.start(placement.rank, environment, num_ranks_here, self._hub.connection_of)
 

@@ -10,7 +10,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any
@@ -28,13 +28,24 @@ _MAX_HELLO_BYTES = 1 << 16
 
 
 class Hub:
-    """Listens, and knows the machines that joined. `names`: those that may; None: any, up to `count`."""
+    """Listens, and knows the machines that joined. `names`: those that may; None: any, up to `count`. `word_on`: what a
+    cluster manager says on a node that is gone; see `NodeLink`."""
 
-    def __init__(self, address: tuple[str, int], key: bytes, timeout_s: float, count: int, names: Sequence[str] | None):
+    def __init__(
+        self,
+        address: tuple[str, int],
+        key: bytes,
+        timeout_s: float,
+        count: int,
+        names: Sequence[str] | None,
+        *,
+        word_on: Callable[[str], str] | None = None,
+    ):
         self._key = key
         self._timeout_s = timeout_s
         self._count = count
         self._names = names
+        self._word_on = word_on
         self._owner_pid = os.getpid()
         self._nodes: dict[str, NodeLink] = {}
         self._ranks: dict[str, queue.SimpleQueue[Connection]] = {}
@@ -136,7 +147,7 @@ class Hub:
                 connection.close()
                 return
             connection.send_bytes(json.dumps({"module": AGENT}).encode())
-            self._nodes[hello["name"]] = NodeLink(hello, connection, self._timeout_s)
+            self._nodes[hello["name"]] = NodeLink(hello, connection, self._timeout_s, self._word_on)
             self._changed.notify_all()
 
     def _why_not(self, name: str) -> str:

@@ -8,6 +8,8 @@ import socket
 import subprocess
 import sys
 import time
+import uuid
+from pathlib import Path
 
 from dovetail.contracts.joining import ComparesMachines
 from dovetail.executors.nodes.messages import Inspect, Inspection
@@ -32,7 +34,14 @@ def inspect(question: Inspect) -> Inspection:
             facts, num_devices, problem = pickle.loads(done.stdout)
     with socket.create_server(("", 0)) as free:
         port = free.getsockname()[1]
-    return Inspection(facts, num_devices, port, time.time(), problem)
+    return Inspection(facts, num_devices, port, time.time(), _machine(), problem)
+
+
+def _machine() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text()
+    except OSError:  # not Linux
+        return f"{uuid.getnode()}"
 
 
 def main() -> None:

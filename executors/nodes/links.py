@@ -24,14 +24,22 @@ _CHECK_S = 0.1
 
 
 class NodeLink:
-    """One machine that joined. A thread reads what its agent says, and notices when it is gone."""
+    """One machine that joined. A thread reads what its agent says, and notices when it is gone. It then asks `word_on`
+    with the machine's name for a clause on how that came, which must take less than a second."""
 
-    def __init__(self, hello: Mapping[str, Any], connection: Connection, timeout_s: float):
+    def __init__(
+        self,
+        hello: Mapping[str, Any],
+        connection: Connection,
+        timeout_s: float,
+        word_on: Callable[[str], str] | None = None,
+    ):
         self.name: str = hello["name"]
         self.address: str = hello["address"]
         self.versions: Mapping[str, str] = hello["versions"]
         self._connection = connection
         self._timeout_s = timeout_s
+        self._word_on = word_on
         self._send_lock = threading.Lock()
         self._ranks: dict[str, NodeProcess] = {}
         self._inspections: queue.SimpleQueue[Inspection] = queue.SimpleQueue()
@@ -99,6 +107,10 @@ class NodeLink:
             why = f"it acknowledges nothing for {self._timeout_s:g} s ({error.strerror}; executor.node_timeout_s)"
         except Exception as error:  # ranks must not be waited for, whatever goes wrong here
             why = f"what its agent said cannot be read: {error!r}"
+        if self._word_on is not None and not self._is_closing:
+            for process in list(self._ranks.values()):
+                process.cut()  # the engine stops now, and only its error waits for the word
+            why = f"{why}; {self._word_on(self.name)}"
         self._lost = f"node {self.name} ({self.address}) is gone: {why}"
         for process in list(self._ranks.values()):
             process.note_lost()
@@ -151,7 +163,7 @@ class NodeProcess(WorkerProcess):
                     raise
         self._end = socket.socket(fileno=os.dup(connection.fileno()))
         if self._is_over.is_set():
-            self._shut()
+            self.cut()
         return connection
 
     def exit_code(self) -> int | None:
@@ -191,11 +203,12 @@ class NodeProcess(WorkerProcess):
         self._is_over.set()
 
     def note_lost(self) -> None:
-        """The machine is gone: nobody waits for the process any more, and what reads its connection finds the end."""
+        """The machine is gone, and `NodeLink.lost` says why: nobody waits for the process any more."""
         self._is_over.set()
-        self._shut()
+        self.cut()
 
-    def _shut(self) -> None:
+    def cut(self) -> None:
+        """What reads the connection finds its end."""
         end = self._end
         if end is not None:
             with contextlib.suppress(OSError):

@@ -29,6 +29,8 @@ class Inspection(NamedTuple):
     free_port: int
     clock_s: float
     """Seconds since 1970."""
+    machine: str
+    """Equal for nodes that are parts of one machine, whose cores their ranks share."""
     problem: str = ""
     """Why the facts could not be found out; empty where they were."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -40,6 +41,12 @@ def cluster() -> Iterator[Any]:
     yield made
     ray.shutdown()
     made.shutdown()
+
+
+def create_two_stages() -> RayExecutor:
+    """With two ranks each. A raylet has the CPUs for all four."""
+    need = ExecutorNeed("cpu", tensor_parallel=2, pipeline_parallel=2)
+    return RayExecutor(RayOptions(num_cpus=0.5), ToySpec(), need)
 
 
 def create(**options: Any) -> RayExecutor:
@@ -93,9 +100,39 @@ def test_a_shutdown_leaves_neither_processes_nor_reservations() -> None:
     assert ray.cluster_resources()["CPU"] == free == 4
 
 
-def test_what_has_no_place_is_said(cluster: Any) -> None:
-    with pytest.raises(WorkerError, match="Ray has no place for 2 nodes with"):
+@pytest.mark.usefixtures("cluster")
+def test_a_tensor_parallel_group_that_fits_no_raylet_is_explained() -> None:
+    with pytest.raises(WorkerError, match=r"no place for 2 nodes with .*none of which holds that: .*split over nodes"):
         create(num_cpus=3, join_timeout_s=1).start()
+
+
+@pytest.mark.usefixtures("cluster")
+def test_tensor_parallel_groups_are_packed_and_stages_are_spread() -> None:
+    executor = create_two_stages()
+    executor.start()
+    raylets = [psutil.Process(pid).parents()[2].pid for pid in executor.call("pid")]
+    stages = [placement.stage for placement in executor.call("placement")]
+    executor.shutdown()
+    assert stages == [0, 0, 1, 1]
+    assert raylets[0] == raylets[1] != raylets[2] == raylets[3]
+
+
+@pytest.mark.usefixtures("cluster")
+def test_what_ray_says_of_a_killed_actor_is_in_the_error() -> None:
+    executor = create_two_stages()
+    executor.start()
+    processes = with_parents(executor.call("pid"))
+    actor = processes[-1]
+    actor.kill()
+    with pytest.raises(WorkerError) as caught:
+        run_steps(executor)
+    executor.shutdown()
+    assert all_end(processes)
+    assert re.search(
+        r"worker rank [23] \(node 1, pid \d+, stage 1, tensor rank [01]\) was lost: node 1 \(.*\) is gone: its agent"
+        rf" ended; Ray says: .*pid: {actor.pid}.* its worker process has died. Worker exit type: SYSTEM_ERROR",
+        str(caught.value),
+    )
 
 
 DRIVER = """
@@ -129,7 +166,7 @@ def test_a_raylet_that_is_removed_is_named(cluster: Any) -> None:
     processes = with_parents(executor.call("pid"))
     (other,) = [node for node in cluster.list_all_nodes() if not node.head]
     cluster.remove_node(other, allow_graceful=False)
-    with pytest.raises(WorkerError, match=r"was lost: node \d \(.*\) is gone|was killed"):
+    with pytest.raises(WorkerError, match=r"was lost: node \d \(.*\) is gone: .*; Ray (says|did not say)|was killed"):
         run_steps(executor)
     executor.shutdown()
     assert all_end(processes)
