@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import pickle
 import sys
 import time
@@ -12,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from dovetail.contracts.device import Runtime
 from dovetail.contracts.errors import PluginError
@@ -26,6 +27,7 @@ from dovetail.executors.nodes.hub import Hub
 from dovetail.executors.nodes.links import NodeLink, NodeProcess
 from dovetail.executors.nodes.messages import Inspect, Inspection
 from dovetail.executors.nodes.spread import ranks_of_nodes, reasons_against_spread
+from dovetail.executors.nodes.variables import checked_pattern, variables_for_nodes
 from dovetail.executors.processes import ProcessExecutor, ProcessOptions
 
 _log = logging.getLogger(__name__)
@@ -42,6 +44,9 @@ class NodesOptions(ProcessOptions):
     max_clock_difference_s: float = Field(default=5.0, gt=0)
     """Difference between clocks above which a warning is logged. Only time stamps in logs depend on clocks: timeouts
     are measured on one machine each."""
+    environment: tuple[Annotated[str, AfterValidator(checked_pattern)], ...] = ()
+    """Further variables of the engine's environment that each rank gets, by name or by a prefix that ends in `*`; see
+    `dovetail.executors.nodes.variables`."""
     cuda_graphs: GraphSizes = "auto"
     """On GPUs: batch sizes for which decode and verify steps are captured, on every rank alike; "off", or
     executor.enforce_eager: none."""
@@ -129,6 +134,10 @@ class NodesExecutor(ProcessExecutor):
         num_ranks_here = machines.count(machines[placement.rank])
         node = self._nodes[placement.node]
         return node.start(placement.rank, environment, num_ranks_here, self._hub.connection_of)
+
+    def environment_variables(self) -> dict[str, str]:
+        """Those that travel, and the threads of the config."""
+        return variables_for_nodes(os.environ, self.options.environment) | super().environment_variables()
 
     def _runtime(self) -> Runtime | None:
         if self.need.device_type != "cuda":

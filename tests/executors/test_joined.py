@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 import pytest
+from pydantic import ValidationError
 
 from dovetail import LLM, SamplingParams
 from dovetail.contracts.errors import ConfigError, PluginError, WorkerError
@@ -27,6 +28,7 @@ from dovetail.contracts.joining import parse_address, read_key, write_key
 from dovetail.contracts.plugin import Environment
 from dovetail.executors.joined import JoinedExecutor, JoinedOptions
 from dovetail.executors.nodes import base
+from dovetail.executors.nodes.variables import variables_for_nodes
 from dovetail.testing.executor_suite import ExecutorSuite
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 from dovetail.testing.toy_worker import Fault, ToySpec, toy_plan
@@ -132,6 +134,40 @@ def test_a_killed_rank_is_named_with_its_node(site: Site) -> None:
         run_steps(executor)
     executor.shutdown()
     assert all_end(processes)
+
+
+@pytest.mark.usefixtures("two_nodes")
+def test_ranks_get_the_variables_that_travel_and_keep_the_rest_of_their_machine(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("DOVETAIL_MODE", "MYLAB_MODE", "OTHER_MODE"):
+        monkeypatch.setenv(name, "engine")
+    monkeypatch.setenv("HOME", "/engine")
+    executor = site.executor(environment=("MYLAB_*",))
+    found = [process.environ() for process in started(executor)]
+    executor.shutdown()
+    for environment in found:
+        assert (environment["DOVETAIL_MODE"], environment["MYLAB_MODE"]) == ("engine", "engine")
+        assert "OTHER_MODE" not in environment
+        assert environment["HOME"] != "/engine"
+
+
+def test_which_variables_travel() -> None:
+    shared = {"NCCL_DEBUG": "INFO", "TRITON_INTERPRET": "1", "HF_HUB_OFFLINE": "1", "MYLAB_MODE": "fast"}
+    of_a_machine = {"NCCL_SOCKET_IFNAME": "eth0", "TORCH_HOME": "/a", "MKL_NUM_THREADS": "4", "OMP_NUM_THREADS": "4"}
+    secrets = {"HF_TOKEN": "x", "DOVETAIL_API_KEY": "x", "MYLAB_SECRET": "x"}
+    named = {"HF_HOME": "/shared"}
+    everything = {**shared, **of_a_machine, **secrets, **named, "PATH": "/bin", "CUDA_VISIBLE_DEVICES": "3"}
+    assert variables_for_nodes(everything, ["MYLAB_*", "HF_HOME", "CUDA_*"]) == {**shared, **named}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "why"),
+    [("HF_TOKEN", "looks like a secret"), ("*", "neither the name"), ("CUDA_VISIBLE_DEVICES", "GPUs of one machine")],
+)
+def test_variables_that_may_not_travel_are_refused(pattern: str, why: str) -> None:
+    with pytest.raises(ValidationError, match=why):
+        JoinedOptions(environment=(pattern,))
 
 
 @pytest.mark.usefixtures("two_nodes")

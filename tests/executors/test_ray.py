@@ -107,13 +107,19 @@ def test_a_tensor_parallel_group_that_fits_no_raylet_is_explained() -> None:
 
 
 @pytest.mark.usefixtures("cluster")
-def test_tensor_parallel_groups_are_packed_and_stages_are_spread() -> None:
+def test_tensor_parallel_groups_are_packed_and_stages_are_spread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And ranks get the variables that travel."""
+    monkeypatch.setenv("DOVETAIL_MODE", "engine")
+    monkeypatch.setenv("OTHER_MODE", "engine")
     executor = create_two_stages()
     executor.start()
-    raylets = [psutil.Process(pid).parents()[2].pid for pid in executor.call("pid")]
+    ranks = [psutil.Process(pid) for pid in executor.call("pid")]
+    raylets = [rank.parents()[2].pid for rank in ranks]
+    environments = [rank.environ() for rank in ranks]
     stages = [placement.stage for placement in executor.call("placement")]
     executor.shutdown()
     assert stages == [0, 0, 1, 1]
+    assert all(found["DOVETAIL_MODE"] == "engine" and "OTHER_MODE" not in found for found in environments)
     assert raylets[0] == raylets[1] != raylets[2] == raylets[3]
 
 
