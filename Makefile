@@ -86,9 +86,14 @@ link-tree: $(VENV)/.dev
 site: $(VENV)/.dev link-tree
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
-wheel: $(VENV)/.dev site
-	rm -rf build dist
-	$(BIN)/python -m build --wheel --no-isolation --outdir dist . > /dev/null
+# KEEP_WHEEL=1: the one that dist/ has.
+wheel: $(VENV)/.dev $(if $(KEEP_WHEEL),,site)
+	$(if $(KEEP_WHEEL),test -f dist/*.whl,rm -rf build dist)
+	$(if $(KEEP_WHEEL),,$(BIN)/python -m build --wheel --no-isolation --outdir dist . > /dev/null)
+
+# $(call wheel_env,ENV): makes an environment, as links to the files of the one that wheel-smoke made, where there is one: torch
+# is unpacked once. pip replaces files, and never writes into one, so that no environment changes another.
+wheel_env = test -x $(1)/bin/python || cp -al .venv-wheel $(1) 2> /dev/null || $(PYTHON) -m venv $(1)
 
 # A wheel in an environment of its own, away from the source tree: what users get.
 wheel-smoke: wheel
@@ -101,7 +106,7 @@ wheel-smoke: wheel
 # The frozen plugins with that wheel, each as a wheel of its own: what users of third parties' plugins get.
 wheel-outsiders: wheel
 	$(BIN)/python scripts/outsider_wheels.py build/outsiders
-	test -x .venv-outsiders/bin/python || $(PYTHON) -m venv .venv-outsiders
+	$(call wheel_env,.venv-outsiders)
 	.venv-outsiders/bin/python $(PIP_ONCE) -c constraints.txt "$$(echo dist/*.whl)[testing]"
 	.venv-outsiders/bin/python $(PIP_ONCE) --force-reinstall --no-deps \
 		dist/*.whl build/outsiders/dist/*.whl
@@ -114,7 +119,7 @@ wheel-outsiders: wheel
 # The distributions of examples/plugins with that wheel, alone and together: their tests, their tokens, and their speeds
 # (TURNS=3: of so many timed turns).
 wheel-examples: wheel
-	test -x .venv-examples/bin/python || $(PYTHON) -m venv .venv-examples
+	$(call wheel_env,.venv-examples)
 	.venv-examples/bin/python $(PIP_ONCE) -c constraints.txt "$$(echo dist/*.whl)[testing]"
 	.venv-examples/bin/python $(PIP_ONCE) --force-reinstall --no-deps dist/*.whl
 	$(BIN)/python scripts/example_wheels.py .venv-examples/bin/python build/examples $(TURNS)

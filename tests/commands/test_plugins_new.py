@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import re
 import subprocess
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
 
 ALL_KINDS = [*KINDS, HOOKS_KIND]
 SLOW_KINDS = {"executor", "model_family", "grammar", "dialect", "route"}
+FAST_KINDS = [kind for kind in ALL_KINDS if kind not in SLOW_KINDS]
 STARTS = sorted(point.name for point in entry_points(group=TEMPLATES_GROUP))
+SLOW_PROJECTS = [*sorted(SLOW_KINDS), *STARTS]
 
 
 def new(*arguments: str) -> Any:
@@ -75,37 +78,47 @@ def projects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made | {point: make(root, *point.split(".")) for point in STARTS}
 
 
-@pytest.fixture(scope="module")
-def outcomes(projects: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[ET.Element]]:
-    """Test cases of the fast kinds, by kind; all ran in one process, which is what takes longest to start."""
-    fast = {kind: projects[kind] for kind in ALL_KINDS if kind not in SLOW_KINDS}
-    cwd = tmp_path_factory.mktemp("run")
-    done = run_tests(*fast.values(), cwd=cwd)
+Outcomes = dict[str, list[ET.Element]]
+
+
+def run_together(projects: dict[str, Path], names: list[str], cwd: Path) -> Outcomes:
+    """Test cases of projects, by project; all run in one process, which is what takes longest to start."""
+    done = run_tests(*(projects[name] for name in names), cwd=cwd)
     cases = list(ET.parse(cwd / "report.xml").iter("testcase"))
     assert cases, done.stdout + done.stderr
     return {
-        kind: [case for case in cases if f"{folder.name}.tests." in case.get("classname", "")]
-        for kind, folder in fast.items()
+        name: [case for case in cases if f"{projects[name].name}.tests." in case.get("classname", "")] for name in names
     }
 
 
-@pytest.mark.parametrize("kind", [kind for kind in ALL_KINDS if kind not in SLOW_KINDS])
-def test_its_own_tests_pass_before_the_first_edit(outcomes: dict[str, list[ET.Element]], kind: str) -> None:
-    bad = {case.get("name"): case[0].get("message") for case in outcomes[kind] if _is_bad(case)}
-    passed = [case for case in outcomes[kind] if len(case) == 0]
-    assert not bad
-    assert len(passed) >= 5
+def check_own_tests(cases: list[ET.Element]) -> None:
+    assert not {case.get("name"): case[0].get("message") for case in cases if _is_bad(case)}
+    assert len([case for case in cases if len(case) == 0]) >= 5
+
+
+@pytest.fixture(scope="module")
+def outcomes(projects: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    return run_together(projects, FAST_KINDS, tmp_path_factory.mktemp("run"))
+
+
+@pytest.mark.parametrize("kind", FAST_KINDS)
+def test_its_own_tests_pass_before_the_first_edit(outcomes: Outcomes, kind: str) -> None:
+    check_own_tests(outcomes[kind])
 
 
 def _is_bad(case: ET.Element) -> bool:
     return case.find("failure") is not None or case.find("error") is not None
 
 
+@pytest.fixture(scope="module")
+def slow_outcomes(projects: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    return run_together(projects, SLOW_PROJECTS, tmp_path_factory.mktemp("slow"))
+
+
 @pytest.mark.nightly
-@pytest.mark.parametrize("project", [*sorted(SLOW_KINDS), *STARTS])
-def test_its_own_tests_pass_in_a_process_of_their_own(projects: dict[str, Path], project: str, tmp_path: Path) -> None:
-    done = run_tests(projects[project], cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+@pytest.mark.parametrize("project", SLOW_PROJECTS)
+def test_tests_of_slow_kinds_and_of_each_start_pass_too(slow_outcomes: Outcomes, project: str) -> None:
+    check_own_tests(slow_outcomes[project])
 
 
 def test_ruff_finds_nothing(projects: dict[str, Path]) -> None:
@@ -417,6 +430,24 @@ def test_nothing_is_asked_where_nothing_is_missing(plain_terminal: Callable[...,
     assert shown.end() == 0
 
 
+# One process runs all commands: its start takes longer than each of them.
+COMMANDS = """\
+import contextlib, io, json, sys
+from dovetail.commands.main import main
+results = {}
+for name, arguments in json.loads(sys.argv[1]).items():
+    sys.argv = ["dovetail", *arguments]
+    printed, code = io.StringIO(), None
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        try:
+            main()
+        except SystemExit as ended:
+            code = ended.code
+    results[name] = [code, printed.getvalue()]
+print(json.dumps(results))
+"""
+
+
 @pytest.mark.nightly
 def test_wheels_are_found_loaded_and_chosen_by_their_configs(projects: dict[str, Path], tmp_path: Path) -> None:
     """All kinds as wheels of one environment: the doctor finds nothing, and each engine.yaml is resolved."""
@@ -426,18 +457,17 @@ def test_wheels_are_found_loaded_and_chosen_by_their_configs(projects: dict[str,
     folders = [str(projects[kind]) for kind in ALL_KINDS]
     subprocess.run([*command, *folders], check=True, capture_output=True)
 
-    def dovetail(*arguments: str) -> subprocess.CompletedProcess[str]:
-        environment = os.environ | {"PYTHONPATH": str(site), "TERM": "dumb"}
-        command = [sys.executable, "-m", "dovetail", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
-
-    listed = dovetail("plugins", "list").stdout
+    commands = {"list": ["plugins", "list"], "doctor": ["plugins", "doctor"]}
     for kind in ALL_KINDS:
-        assert f"acme_{kind}" in listed
-        if (projects[kind] / "engine.yaml").is_file():
-            config = str(projects[kind] / "engine.yaml")
-            done = dovetail("explain", config, "-o", f"model.path={tmp_path / 'model'}", "-o", "device=cpu")
-            assert done.returncode == 0, (kind, done.stdout + done.stderr)
-            assert f"acme_{kind}" in done.stdout
-    done = dovetail("plugins", "doctor")
+        if (config := projects[kind] / "engine.yaml").is_file():
+            commands[kind] = ["explain", str(config), "-o", f"model.path={tmp_path / 'model'}", "-o", "device=cpu"]
+    environment = os.environ | {"PYTHONPATH": str(site), "TERM": "dumb"}
+    script = [sys.executable, "-c", COMMANDS, json.dumps(commands)]
+    done = subprocess.run(script, capture_output=True, text=True, env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
+    results = json.loads(done.stdout)
+    for name, (code, printed) in results.items():
+        assert code in (None, 0), (name, printed)
+        if name in ALL_KINDS:
+            assert f"acme_{name}" in printed
+    assert [kind for kind in ALL_KINDS if f"acme_{kind}" not in results["list"][1]] == []

@@ -230,7 +230,7 @@ def test_fused_layers_of_a_checkpoint_are_split() -> None:
 @pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_a_compiled_pass_adds_the_adapters_of_its_rows() -> None:
-    config, weights = checkpoint()
+    config, weights = checkpoint(num_hidden_layers=1)
     made = space()
     runner = harness(weights, config, adapters=made)
     made.load(0, adapter(made.expected(), 4, 0))

@@ -127,9 +127,9 @@ def test_what_a_stage_does_not_hold_is_refused() -> None:
 
 @torch.inference_mode()
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-@pytest.mark.parametrize("layers", [pytest.param((), marks=pytest.mark.nightly), (0, 2)])
-def test_a_compiled_pass_gives_what_the_model_gives(layers: tuple[int, ...]) -> None:
+def test_a_compiled_pass_gives_what_the_model_gives() -> None:
     """The records of the contract are made inside what is compiled."""
+    layers = (0, 2)
     runner = harness()
     inputs = runner.plan([(0, [5, 9, 3, 70], 0)])
     assert inputs.input_ids is not None

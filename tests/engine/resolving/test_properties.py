@@ -193,7 +193,7 @@ def effective(resolved: ResolvedConfig) -> dict[str, Any]:
 
 
 by_day = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-by_night = settings(by_day, max_examples=400)
+by_night = settings(by_day, max_examples=200)
 
 
 @by_day
