@@ -2,9 +2,10 @@
 
 python benchmarks/faults_connector.py [--times 10] [--only NAME ...]
 
-Each fault happens so many times in one engine's life, or in processes of its own; "wrong" counts requests whose tokens
-are not those of an engine without a connector. Faults that need a full disk run in a namespace of their own with a
-small tmpfs (unshare -Urm), and are left out where that cannot be.
+Each fault happens so many times in one engine's life, and a request meets it each time. Wrong tokens are others than
+those of an engine without a connector; seconds are those of the request. A peer is a prefill engine in a process of its
+own, which is hit between prefill and decode. The full disk is a small tmpfs in a namespace (unshare -Urm), and is left
+out where that cannot be. faults_proxy.py does the same with servers.
 """
 
 from __future__ import annotations
@@ -21,35 +22,41 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
-from leftovers import shared_memory
+from fault_counts import HEADER, Count, traces
 
 from dovetail import LLM, SamplingParams
-from dovetail.plugins.kv_connectors.host import Host
+from dovetail.contracts.kv_connector import BlockStore, StoreSetup
+from dovetail.plugins.kv_connectors.host import Host, HostOptions, HostStore
+from dovetail.plugins.kv_connectors.recent_records import RecentRecords
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 
 BLOCK_SIZE = 4
-GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+TIMEOUT_S = 0.5
+"""Of a peer that does not answer."""
+KEPT = 12
+"""Blocks of each prompt that `ClaimsMore` finds again."""
 
 
-@dataclass
-class Count:
-    """Of one fault."""
+class ForgetsHalf(HostStore):
+    """Has every thirteenth record no more when it is asked."""
 
-    done: int = 0
-    failed: int = 0
-    wrong: int = 0
-    computed: int = 0
-    """Requests that found nothing and were computed."""
-    notes: list[str] = field(default_factory=list)
+    num_found = 0
+
+    def read(self, block_hash: bytes, transfer: Mapping[str, Any]) -> bytes | None:
+        found = super().read(block_hash, transfer)
+        self.num_found += found is not None
+        return found if self.num_found % (KEPT + 1) else None
 
 
 class ClaimsMore(Host):
     """Says that it has every block."""
+
+    @classmethod
+    def open_store(cls, options: HostOptions, setup: StoreSetup) -> BlockStore:
+        return ForgetsHalf(RecentRecords(int(options.size_gib * 2**30)))
 
     def lookup(self, block_hashes: Sequence[bytes], transfer: Mapping[str, Any]) -> int:
         return len(block_hashes)
@@ -81,17 +88,19 @@ class Bench:
         with engine(self.model) as alone:
             self.expected = [self._run(alone, number, {})[0] for number in range(times)]
 
-    def ask(self, llm: LLM, number: int, count: Count, transfer: Mapping[str, Any] | None = None) -> None:
-        """One request, counted."""
+    def ask(self, llm: LLM, number: int, count: Count, transfer: Mapping[str, Any] | None = None) -> int:
+        """One request, counted. Returns how many tokens of its prompt were found."""
+        started = time.monotonic()
         try:
             tokens, found = self._run(llm, number, {"kv_transfer_params": transfer} if transfer else {})
         except Exception as error:
-            count.failed += 1
-            count.notes.append(f"{type(error).__name__}: {error}")
-            return
+            count.unnamed.append(f"{type(error).__name__}: {error}")
+            return 0
+        count.seconds.append(time.monotonic() - started)
+        count.times += 1
         count.done += 1
         count.wrong += tokens != self.expected[number]
-        count.computed += not found
+        return found
 
     def _run(self, llm: LLM, number: int, extra: dict[str, Any]) -> tuple[list[int], int]:
         params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, extra=extra)
@@ -105,7 +114,7 @@ def settle(llm: LLM) -> None:
     llm.reset_prefix_cache()
 
 
-def statistics(llm: LLM) -> str:
+def what_happened(llm: LLM) -> str:
     """Of the connector."""
     counts = llm.engine.tokens.exchange.statistics
     assert counts is not None
@@ -131,7 +140,7 @@ def full_disk_inside(bench: Bench) -> Count:
         for number in range(bench.times):
             bench.ask(llm, number, count)
             settle(llm)
-        count.notes.append(f"{statistics(llm)}, {warnings.count} warnings")
+        count.notes.append(f"{what_happened(llm)}, {warnings.count} warnings")
     parts = [one for one in path.rglob("*") if one.name.endswith(".part")]
     count.notes.append(f"{len(list(path.rglob('*.kv')))} blocks kept, {len(parts)} unfinished files left")
     return count
@@ -147,7 +156,7 @@ class _Warnings(logging.Handler):
 
 
 def broken_files(bench: Bench, change: Callable[[Path, list[Path]], object]) -> Count:
-    """The files of the first block of each prompt are changed behind the engine's back."""
+    """All files are changed behind the engine's back, before the same prompt comes again."""
     count, path = Count(), Path(tempfile.mkdtemp(dir=bench.folder))
     with engine(bench.model, kv_connector={"name": "disk", "path": str(path)}) as llm:
         for number in range(bench.times):
@@ -158,7 +167,7 @@ def broken_files(bench: Bench, change: Callable[[Path, list[Path]], object]) -> 
                 change(file, files)
             bench.ask(llm, number, count)
             settle(llm)
-        count.notes.append(statistics(llm))
+        count.notes.append(what_happened(llm))
     return count
 
 
@@ -192,13 +201,17 @@ def no_file(file: Path, _: list[Path]) -> None:
 
 
 def claims_more(bench: Bench) -> Count:
-    """A connector that says it has all blocks, and has none or half of them."""
-    count = Count()
-    with engine(bench.model, kv_connector={"name": f"{Path(__file__).resolve()}:ClaimsMore"}) as llm:
+    """A connector that says it has all blocks of a prompt, and has none, and then the first twelve."""
+    count, name = Count(), f"{Path(__file__).resolve()}:ClaimsMore"
+    with engine(bench.model, kv_connector={"name": name}) as llm:
         for number in range(bench.times):
-            bench.ask(llm, number, count)
-            settle(llm)
-        count.notes.append(statistics(llm))
+            found = []
+            for _ in range(2):
+                found.append(bench.ask(llm, number, count))
+                settle(llm)
+            if found != [0, KEPT * BLOCK_SIZE]:
+                count.notes.append(f"prompt {number}: {found} tokens found")
+        count.notes.append(what_happened(llm))
     return count
 
 
@@ -221,29 +234,29 @@ def producer(bench: Bench, port: int) -> Iterator[subprocess.Popen[str]]:
 
 
 def peer(bench: Bench, sent: signal.Signals | None) -> Count:
-    """The prefill engine gets a signal between prefill and decode."""
+    """The prefill engine gets a signal between prefill and decode, of an engine that is connected with it."""
     count, port = Count(), free_port()
     transfer = {"do_remote_prefill": True, "remote_host": "127.0.0.1", "remote_port": port}
-    options = {"peers": [f"127.0.0.1:{port}"], "timeout_seconds": 0.5, "retry_seconds": 0}
-    slowest = 0.0
+    options = {"peers": [f"127.0.0.1:{port}"], "timeout_seconds": TIMEOUT_S, "retry_seconds": 0}
+    found: list[int] = []
     with engine(bench.model, kv_connector={"name": "peer", "role": "consumer", **options}) as llm, ExitStack() as stack:
         process: subprocess.Popen[str] | None = None
         for number in range(bench.times):
             if process is None or process.poll() is not None:
                 process = stack.enter_context(producer(bench, port))
-            bench.ask(llm, number - 1, Count(), transfer)  # connected
+            # The connection with a producer before this one is broken, which one request finds.
+            while not bench.ask(llm, number, Count(), transfer):
+                llm.reset_prefix_cache()
             llm.reset_prefix_cache()
             if sent is not None:
                 process.send_signal(sent)
             if sent is signal.SIGKILL:
                 process.wait()
-            started = time.monotonic()
-            bench.ask(llm, number, count, transfer)
-            slowest = max(slowest, time.monotonic() - started)
+            found.append(bench.ask(llm, number, count, transfer))
             llm.reset_prefix_cache()
             if sent is signal.SIGSTOP:
                 process.send_signal(signal.SIGCONT)
-        count.notes.append(f"{statistics(llm)}, slowest request {slowest:.2f} s")
+        count.notes.append(f"{what_happened(llm)}, {found.count(0)} prompts computed")
     return count
 
 
@@ -255,42 +268,6 @@ def run_producer(folder: Path, port: int, times: int) -> None:
         llm.engine.tokens.exchange.settle()
         print("ready", flush=True)
         sys.stdin.read()
-
-
-def decode_dies(bench: Bench) -> Count:
-    """SIGKILL of a process that decodes what it took from a peer; another one takes the request."""
-    count, port = Count(), free_port()
-    command = [sys.executable, __file__, "--consumer", str(port), str(bench.folder), "--times", str(bench.times)]
-    transfer = {"do_remote_prefill": True, "remote_host": "127.0.0.1", "remote_port": port}
-    with producer(bench, port):
-        consumer = {"name": "peer", "role": "consumer", "peers": [f"127.0.0.1:{port}"]}
-        with engine(bench.model, kv_connector=consumer) as other:
-            for number in range(bench.times):
-                process = subprocess.Popen([*command, "--number", str(number)], stdout=subprocess.PIPE, text=True)
-                assert process.stdout is not None
-                while process.stdout.readline().strip() != "decoding":
-                    assert process.poll() is None, "the consumer ended"
-                process.kill()
-                process.wait()
-                process.stdout.close()
-                bench.ask(other, number, count, transfer)
-                other.reset_prefix_cache()
-            count.notes.append(statistics(other))
-    return count
-
-
-def run_consumer(folder: Path, port: int, number: int) -> None:
-    """Decodes until it is killed."""
-    transfer = {"do_remote_prefill": True, "remote_host": "127.0.0.1", "remote_port": port}
-    consumer = {"name": "peer", "role": "consumer", "peers": [f"127.0.0.1:{port}"]}
-    with engine(folder / "model", kv_connector=consumer) as llm:
-        params = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True, extra={"kv_transfer_params": transfer})
-        llm.engine.add_request("it", {"prompt_token_ids": prompt(number)}, params)
-        while not any(output.outputs and output.outputs[0].token_ids for output in llm.engine.step()):
-            pass
-        print("decoding", flush=True)
-        sys.stdin.read()
-        signal.pause()
 
 
 def free_port() -> int:
@@ -309,31 +286,23 @@ FAULTS: dict[str, Callable[[Bench], Count]] = {
     "folders in place of files": lambda bench: broken_files(bench, no_file),
     "claims more than it has": claims_more,
     "no fault: a peer": lambda bench: peer(bench, None),
-    "SIGKILL of the prefill engine": lambda bench: peer(bench, signal.SIGKILL),
-    "SIGSTOP of the prefill engine": lambda bench: peer(bench, signal.SIGSTOP),
-    "SIGKILL of the decode engine": decode_dies,
+    "SIGKILL of a peer": lambda bench: peer(bench, signal.SIGKILL),
+    "SIGSTOP of a peer": lambda bench: peer(bench, signal.SIGSTOP),
 }
-
-
-def leftovers() -> tuple[set[str], set[int]]:
-    """Shared memory, and processes under this one."""
-    return shared_memory(), {one.pid for one in psutil.Process().children(recursive=True)}
 
 
 def report(times: int, only: Sequence[str]) -> None:
     """Runs the faults and prints a table."""
-    print("| fault | done | failed | wrong tokens | computed | left in /dev/shm, processes | |\n" + "| --- " * 7 + "|")
+    print(HEADER)
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder), times)
         for name, fault in FAULTS.items():
             if only and name not in only:
                 continue
-            shared, processes = leftovers()
+            before = traces()
             count = fault(bench)
-            shared_after, processes_after = leftovers()
-            left = f"{len(shared_after - shared)}, {len(processes_after - processes)}"
-            numbers = f"{count.done} | {count.failed} | {count.wrong} | {count.computed} | {left}"
-            print(f"| {name} | {numbers} | {'; '.join(count.notes)} |", flush=True)
+            count.left += len(traces() - before)
+            print(count.row(name), flush=True)
 
 
 def main() -> None:
@@ -343,15 +312,11 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], choices=FAULTS)
     parser.add_argument("--full-disk", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--producer", nargs=2, help=argparse.SUPPRESS)
-    parser.add_argument("--consumer", nargs=2, help=argparse.SUPPRESS)
-    parser.add_argument("--number", type=int, default=0, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.full_disk is not None:
         print(json.dumps(vars(full_disk_inside(Bench(given.full_disk, given.times)))))
     elif given.producer is not None:
         run_producer(Path(given.producer[1]), int(given.producer[0]), given.times)
-    elif given.consumer is not None:
-        run_consumer(Path(given.consumer[1]), int(given.consumer[0]), given.number)
     else:
         logging.disable(logging.WARNING)
         report(given.times, given.only)

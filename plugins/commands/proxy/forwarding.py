@@ -91,23 +91,27 @@ class Proxy:
         self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]
     ) -> dict[str, Any] | Response | None:
         """Where the blocks are; what a server says to a request that it refuses; None where none of them answers."""
-        content = orjson.dumps(prefill_body(body))
+        content, failures = orjson.dumps(prefill_body(body)), []
         for url in self._prefill.in_turn():
             try:
                 async with asyncio.timeout(self._prefill_timeout_s):
                     response = await self._client.post(url + path, content=content, headers=headers)
             except (httpx.HTTPError, TimeoutError) as error:
-                self._note(self._prefill, url, _why(error))
+                self._prefill.note_failure(url)
+                failures.append(f"{url}: {_why(error)}")
                 continue
             if _is_failure(response.status_code):
-                self._note(self._prefill, url, error_message(response.content))
+                self._prefill.note_failure(url)
+                failures.append(f"{url}: {error_message(response.content)}")
                 continue
             self._prefill.note_answer(url)
+            if failures:
+                logger.warning("prefill servers failed, and %s answers: %s", url, "; ".join(failures))
             if response.status_code != 200:
                 return _passed_on(response, response.content)
             found = orjson.loads(response.content).get(TRANSFER_PARAMS)
             return found if isinstance(found, dict) else None
-        logger.warning("no prefill server answers: a decode server computes the prompt")
+        logger.warning("no prefill server answers, and a decode server computes the prompt: %s", "; ".join(failures))
         return None
 
     async def _ask_decode(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Response:
@@ -119,13 +123,13 @@ class Proxy:
                 response = await self._client.send(asked, stream=True)
                 answer = await self._first_part(url, response)
             except httpx.HTTPError as error:
-                self._note(self._decode, url, _why(error))
+                self._note(url, _why(error))
                 failures.append(f"{url}: {_why(error)}")
                 continue
             if not _is_failure(answer.status_code):
                 self._decode.note_answer(url)
                 return answer
-            self._note(self._decode, url, f"status {answer.status_code}")
+            self._note(url, f"status {answer.status_code}")
             refusal = answer
         return refusal or _error(502, "no decode server answers: " + "; ".join(failures))
 
@@ -162,7 +166,7 @@ class Proxy:
             if rest:
                 yield rest
         except httpx.HTTPError as error:
-            self._note(self._decode, url, _why(error))
+            self._note(url, _why(error))
             message = f"the decode server {url} failed while it answered: {_why(error)}"
             yield b"data: " + orjson.dumps(_error_data(502, message)) + b"\n\n"
         finally:
@@ -175,14 +179,14 @@ class Proxy:
             try:
                 response = await self._client.get(url + request.url.path, headers=dict(_authorization(request)))
             except httpx.HTTPError as error:
-                self._note(self._decode, url, _why(error))
+                self._note(url, _why(error))
                 failures.append(f"{url}: {_why(error)}")
                 continue
             return _passed_on(response, response.content)
         return _error(503, "no decode server answers: " + "; ".join(failures))
 
-    def _note(self, servers: Servers, url: str, why: str) -> None:
-        servers.note_failure(url)
+    def _note(self, url: str, why: str) -> None:
+        self._decode.note_failure(url)
         logger.warning("%s failed: %s", url, why)
 
 

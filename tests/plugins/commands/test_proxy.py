@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
+import orjson
 import pytest
+import uvicorn
 
 from dovetail import AsyncLLMEngine
 from dovetail.commands.http import create_client
@@ -44,14 +48,20 @@ class Site:
 
     prefill: str
     decode: str
+    engines: tuple[AsyncLLMEngine, AsyncLLMEngine]
+    """Of both."""
 
-    def ask(self, path: str, body: dict[str, Any], **servers: list[str]) -> httpx.Response:
+    def ask(
+        self, path: str, body: dict[str, Any], prefill_timeout_s: float = 60.0, **servers: list[str]
+    ) -> httpx.Response:
         """Of a proxy that was made for this request."""
-        return asyncio.run(self._ask(path, body, servers))
+        return asyncio.run(self._ask(path, body, prefill_timeout_s, servers))
 
-    async def _ask(self, path: str, body: dict[str, Any], servers: dict[str, list[str]]) -> httpx.Response:
+    async def _ask(
+        self, path: str, body: dict[str, Any], prefill_timeout_s: float, servers: dict[str, list[str]]
+    ) -> httpx.Response:
         prefill, decode = servers.get("prefill", [self.prefill]), servers.get("decode", [self.decode])
-        proxy = Proxy(Servers(prefill), Servers(decode), create_client(), 60.0)
+        proxy = Proxy(Servers(prefill), Servers(decode), create_client(), prefill_timeout_s)
         try:
             async with httpx.AsyncClient(transport=httpx.ASGITransport(proxy.app()), base_url="http://proxy") as client:
                 return await client.post(path, json=body)
@@ -69,7 +79,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         {"name": "peer", "role": "consumer", "peers": [f"127.0.0.1:{port}"]},
     )
     with ExitStack() as stack:
-        urls = []
+        urls, engines = [], []
         for connector in connectors:
             config: dict[str, Any] = {
                 "model": {"path": str(model), "dtype": "float32", "max_model_len": 1024},
@@ -78,8 +88,41 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
                 "kv_connector": connector,
             }
             engine = stack.enter_context(AsyncLLMEngine.from_config(config))
+            engines.append(engine)
             urls.append(stack.enter_context(live_server(engine, ROUTES, model_names=("tiny",))).url)
-        yield Site(*urls)
+        yield Site(urls[0], urls[1], (engines[0], engines[1]))
+
+
+@contextmanager
+def live_proxy(site: Site) -> Iterator[int]:
+    """A proxy behind a port."""
+    proxy = Proxy(Servers([site.prefill]), Servers([site.decode]), create_client(), 60.0)
+    server = uvicorn.Server(uvicorn.Config(proxy.app(), log_config=None, timeout_graceful_shutdown=5))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+@contextmanager
+def paused(engine: AsyncLLMEngine) -> Iterator[None]:
+    """It takes requests and computes nothing, as a process that is stopped."""
+    asyncio.run(engine.pause("keep"))
+    try:
+        yield
+    finally:
+        asyncio.run(engine.resume())
+
+
+def wait_until(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline, f"in vain: {what}"
+        time.sleep(0.005)
 
 
 @contextmanager
@@ -130,6 +173,45 @@ def test_without_a_prefill_server_the_decode_server_computes(site: Site) -> None
     gone = f"http://127.0.0.1:{free_port()}"
     choices, found = shown(site.ask("/v1/completions", {**COMPLETE, "cache_salt": "alone"}, prefill=[gone]))
     assert (choices[0]["finish_reason"], found) == ("length", 0)
+
+
+def test_a_prefill_server_that_takes_too_long_is_warned_of_once(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    with paused(site.engines[0]), caplog.at_level(logging.WARNING, "dovetail.proxy"):
+        answer = site.ask("/v1/completions", {**COMPLETE, "cache_salt": "late"}, prefill_timeout_s=0.2)
+        # The proxy has hung up: nothing of the request waits there for the engine to go on.
+        wait_until(lambda: not site.engines[0]._engine.request_ids, "the prefill server aborts the request")
+    choices, found = shown(answer)
+    assert (choices[0]["finish_reason"], found) == ("length", 0)
+    (warning,) = [one.getMessage() for one in caplog.records if one.name == "dovetail.proxy"]
+    assert warning == (
+        f"no prefill server answers, and a decode server computes the prompt: {site.prefill}: it took too long"
+    )
+
+
+@pytest.mark.parametrize("role", [0, 1], ids=["prefill", "decode"])
+def test_a_client_that_hangs_up_is_aborted_where_its_request_is(site: Site, role: int) -> None:
+    engine = site.engines[role]
+    body = orjson.dumps({**COMPLETE, "cache_salt": f"gone {role}"})
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nhost: proxy\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    )
+    with live_proxy(site) as port, paused(engine):
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(head % len(body) + body)
+            wait_until(lambda: len(engine._engine.request_ids) == 1, "the request is there")
+        wait_until(lambda: not engine._engine.request_ids, "the request is aborted")
+    assert not site.engines[1 - role]._engine.request_ids
+
+
+def test_a_client_that_hangs_up_amid_a_stream_is_aborted(site: Site) -> None:
+    engine, long = site.engines[1], {**COMPLETE, "stream": True, "max_tokens": 800}
+    with live_proxy(site) as port, ExitStack() as stack:
+        with httpx.stream("POST", f"http://127.0.0.1:{port}/v1/completions", json=long, timeout=60) as response:
+            events = response.iter_lines()
+            next(events)
+            stack.enter_context(paused(engine))
+            assert len(engine._engine.request_ids) == 1
+        wait_until(lambda: not engine._engine.request_ids, "the request is aborted")
 
 
 def test_another_decode_server_is_asked_or_the_failure_reported(site: Site) -> None:
