@@ -67,7 +67,16 @@ class JoinedExecutor(NodesExecutor):
             raise ConfigError("executor.key_file is not set")
         names = options.nodes if isinstance(options.nodes, list) else None
         key = read_key(options.key_file)
-        return Hub(parse_address(options.listen), key, options.node_timeout_s, self.num_nodes(), names)
+        address = parse_address(options.listen)
+        advice = f"Run on each node: python -m dovetail.worker --join {_dialled(address[0])}:{{port}} --key-file PATH"
+        return Hub(address, key, options.node_timeout_s, self.num_nodes(), names, advice)
+
+
+def _dialled(host: str) -> str:
+    """What machines dial where the engine listens at this host."""
+    if host in ("0.0.0.0", "::"):
+        return "HOST"
+    return f"[{host}]" if ":" in host else host
 
 
 def _count(options: JoinedOptions) -> int:

@@ -66,9 +66,12 @@ class RayExecutor(NodesExecutor):
         try:
             host = self.options.driver_address or ray.util.get_node_ip_address()
             names = [f"{index}" for index in range(self.num_nodes())]
-            hub = Hub(
-                ("0.0.0.0", 0), key.encode(), self.options.node_timeout_s, len(names), names, word_on=nodes.word_on
+            advice = (
+                f"Their agents, which Ray started, dial {host}:{{port}}: set executor.driver_address to an address of"
+                " this machine that the others reach, and look for the output of NodeActor in Ray's logs"
             )
+            timeout_s = self.options.node_timeout_s
+            hub = Hub(("0.0.0.0", 0), key.encode(), timeout_s, len(names), names, advice, word_on=nodes.word_on)
             try:
                 join = f"{host}:{hub.port}"
                 nodes.start(self._bundles(), self.options.strategy, self.options.join_timeout_s, join, key)

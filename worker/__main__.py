@@ -58,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Lends this machine to an engine whose config says `executor: {name: joined}`: starts the worker"
         " processes that the engine asks for, and ends them with it. Joins again when the engine ends.",
     )
-    parser.add_argument("--join", metavar="HOST:PORT", type=parse_address, help="where the engine listens")
+    parser.add_argument("--join", metavar="HOST:PORT", type=_address, help="where the engine listens")
     parser.add_argument("--key-file", metavar="PATH", type=Path, help="the key that the engine has too")
     parser.add_argument("--new-key", metavar="PATH", type=Path, help="write a new random key, and end")
     parser.add_argument("--name", default=socket.gethostname(), help="name of this machine (default: its host name)")
@@ -79,6 +79,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _address(text: str) -> tuple[str, int]:
+    try:
+        return parse_address(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def _join(options: argparse.Namespace, key: bytes) -> int:
     last_contact, said = time.monotonic(), ""
     while True:
@@ -87,12 +94,13 @@ def _join(options: argparse.Namespace, key: bytes) -> int:
         except (OSError, EOFError, _Refused) as error:
             if isinstance(error, _Refused):
                 last_contact = time.monotonic()
-            if str(error) != said:
-                said = str(error)
-                _say(f"waiting for an engine at {_shown(options.join)}: {error or type(error).__name__}")
+            if (why := _why(error)) != said:
+                said = why
+                _say(f"waiting for an engine at {_shown(options.join)}: {why}")
             if time.monotonic() - last_contact > options.patience_s:
                 raise TimeoutError(
-                    f"no engine at {_shown(options.join)} for {options.patience_s:g} s: {error}"
+                    f"no engine at {_shown(options.join)} for {options.patience_s:g} s ({why}): start the engine, and"
+                    " give --join the address and port that its config has as executor.listen"
                 ) from None
             time.sleep(_RETRY_S)
             continue
@@ -103,6 +111,10 @@ def _join(options: argparse.Namespace, key: bytes) -> int:
         if options.once:
             return 0
         last_contact, said = time.monotonic(), ""
+
+
+def _why(error: Exception) -> str:
+    return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
 
 
 def _greet(options: argparse.Namespace, key: bytes) -> tuple[Connection, JoinedNode, str]:

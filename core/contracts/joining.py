@@ -74,6 +74,10 @@ def write_key(path: Path) -> None:
     try:
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(secrets.token_hex(32) + "\n")
+    except FileExistsError as error:
+        raise ConfigError(
+            f"{path} exists already, and engines and machines may use the key in it: choose another path, or delete it"
+        ) from error
     except OSError as error:
         raise ConfigError(f"the key file {path} cannot be written: {error.strerror}") from error
 

@@ -76,10 +76,10 @@ def bootstrap(components: Sequence[Component], expected_hash: str) -> LoadedPlug
         raise PluginError("\n".join([f"plugins that the config names are not usable on {here}:", *problems]))
     actual = plugin_hash(components)
     if actual != expected_hash:
-        listed = "\n".join(f"{facts}" for facts in _all_facts(components))
         raise PluginError(
             f"the plugins on {here} are not those that the config was resolved with (hash {actual[:12]}, expected "
-            f"{expected_hash[:12]}): give every process the same files and distributions. Present here:\n{listed}"
+            f"{expected_hash[:12]}): give every process the same files and distributions; where files were edited"
+            f" since the engine started, start it anew. Present here:\n{_listed(components)}"
         )
     return LoadedPlugins(classes, actual)
 
@@ -121,6 +121,15 @@ def _owner(component: Component) -> str:
 def _all_facts(components: Sequence[Component]) -> list[list[str | None]]:
     code = {owner: (version, files.digest) for owner, (version, files) in installed_code(components).items()}
     return [[one.kind, one.name, one.reference, one.distribution, *code[_owner(one)]] for one in components]
+
+
+def _listed(components: Sequence[Component]) -> str:
+    """A line for each owner of code: its version, the start of its files' hash, and its plugins."""
+    lines = []
+    for owner, (version, files) in installed_code(components).items():
+        names = ", ".join(f"{one.kind} {one.name}" for one in components if _owner(one) == owner)
+        lines.append(f"  {owner} {version or ''}".rstrip() + f" (files {files.digest[:12]}): {names}")
+    return "\n".join(lines)
 
 
 def _presence_problem(component: Component) -> str | None:

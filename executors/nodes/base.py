@@ -165,7 +165,10 @@ class NodesExecutor(ProcessExecutor):
                 reasons += spec.differences(mine, found.facts)
             wanted = per_node.count(index)
             if found.num_devices is not None and found.num_devices < wanted:
-                reasons.append(f"{wanted} GPUs are needed there, and torch sees {found.num_devices}")
+                reasons.append(
+                    f"{wanted} GPUs are needed there, and torch sees {found.num_devices}: name nodes that have them, or"
+                    " set device to cpu"
+                )
             problems += [f"node {node.name} ({node.address}): {reason}" for reason in reasons]
             self._compare_clock(node, found.clock_s, *clocks[index])
         if problems:
@@ -203,7 +206,7 @@ def _other_versions(theirs: Mapping[str, str]) -> list[str]:
         else:
             mine = _installed(name)
         if mine != version:
-            reasons.append(f"{name} {version} is there, and {mine or 'none'} here")
+            reasons.append(f"{name} {version} is there, and {mine or 'none'} here: install the same version")
     return reasons
 
 

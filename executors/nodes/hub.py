@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
 import os
 import queue
 import socket
@@ -19,17 +20,22 @@ from dovetail.contracts.errors import PluginError, WorkerError
 from dovetail.executors.nodes.links import NodeLink
 from dovetail.executors.nodes.sockets import keep_alive_on, set_patience
 
+_log = logging.getLogger(__name__)
+
 AGENT = "dovetail.executors.nodes.agent"
 """What serves this hub on a machine that joined."""
 _GREETING_S = 2.0
 """Seconds in which a caller must prove that it has the key; others wait meanwhile."""
 _CHECK_S = 0.1
+_QUIET_S = 3.0
+"""Seconds of waiting for machines after which a line says so."""
 _MAX_HELLO_BYTES = 1 << 16
 
 
 class Hub:
-    """Listens, and knows the machines that joined. `names`: those that may; None: any, up to `count`. `word_on`: what a
-    cluster manager says on a node that is gone; see `NodeLink`."""
+    """Listens, and knows the machines that joined. `names`: those that may; None: any, up to `count`. `advice`: what to
+    do where machines are missing; "{port}" in it becomes the port. `word_on`: what a cluster manager says on a node
+    that is gone; see `NodeLink`."""
 
     def __init__(
         self,
@@ -38,6 +44,7 @@ class Hub:
         timeout_s: float,
         count: int,
         names: Sequence[str] | None,
+        advice: str,
         *,
         word_on: Callable[[str], str] | None = None,
     ):
@@ -54,6 +61,7 @@ class Hub:
         self._is_closing = False
         self._listener = _listen(address)
         self.port: int = self._listener.getsockname()[1]
+        self._advice = advice.replace("{port}", str(self.port))
         self._listener.settimeout(_CHECK_S)
         self._thread = threading.Thread(target=self._accept, name="dovetail-join", daemon=True)
         self._thread.start()
@@ -61,11 +69,16 @@ class Hub:
     def wait(self, timeout_s: float) -> list[NodeLink]:
         """Returns the machines once enough have joined, in the order of the names asked for, or of their own. Raises
         `WorkerError` that says which are missing."""
-        deadline = time.monotonic() + timeout_s
+        began, is_quiet = time.monotonic(), True
         with self._changed:
             while not self._is_complete():
-                if time.monotonic() >= deadline:
-                    raise WorkerError(self._what_is_missing(timeout_s))
+                waited = time.monotonic() - began
+                if waited >= timeout_s:
+                    raise WorkerError(f"{self._what_is_missing(f'joined in {timeout_s:g} s')}. {self._advice}")
+                if is_quiet and waited >= _QUIET_S:
+                    is_quiet = False
+                    missing = self._what_is_missing("have joined")
+                    _log.warning("waiting up to %g s for nodes: %s. %s", timeout_s, missing, self._advice)
                 self._changed.wait(_CHECK_S)
             return [self._nodes[name] for name in self._names or sorted(self._nodes)]
 
@@ -97,15 +110,12 @@ class Hub:
             self._nodes.pop(name).close()
         return len(self._nodes) == self._count
 
-    def _what_is_missing(self, timeout_s: float) -> str:
+    def _what_is_missing(self, joined_how: str) -> str:
         joined = ", ".join(sorted(self._nodes)) or "none"
         missing = [name for name in self._names or () if name not in self._nodes]
         which = f"; missing: {', '.join(missing)}" if missing else ""
         problem = f". A caller was refused: {self._last_problem}" if self._last_problem else ""
-        return (
-            f"{len(self._nodes)} of {self._count} nodes joined in {timeout_s:g} s (joined: {joined}{which}). Run on"
-            f" each node: python -m dovetail.worker --join HOST:{self.port} --key-file PATH{problem}"
-        )
+        return f"{len(self._nodes)} of {self._count} nodes {joined_how} (joined: {joined}{which}){problem}"
 
     # The thread that accepts
 
@@ -143,6 +153,7 @@ class Hub:
                 return
             refusal = self._why_not(hello["name"])
             if refusal:
+                self._last_problem = refusal
                 connection.send_bytes(json.dumps({"refused": refusal}).encode())
                 connection.close()
                 return

@@ -9,14 +9,19 @@ def reasons_against_spread(need: ExecutorNeed, num_nodes: int) -> list[str]:
     """Returns why the ranks cannot be spread evenly over the nodes: a node has whole stages, the same number of each,
     or equal parts of one stage."""
     stages, ranks = need.pipeline_parallel, need.tensor_parallel
-    if num_nodes <= stages:
-        return []  # whole stages; some nodes may have one more
-    if num_nodes % stages == 0 and ranks % (num_nodes // stages) == 0:
+    if _fits(stages, ranks, num_nodes):
         return []
+    fitting = [str(count) for count in range(1, stages * ranks + 1) if _fits(stages, ranks, count)]
     return [
-        f"{num_nodes} nodes do not divide {stages} pipeline stages of {ranks} ranks: a node gets whole stages, or all"
-        f" get equal parts of one; use at most {stages * ranks} nodes, a multiple of {stages} or fewer than that"
+        f"{num_nodes} nodes cannot share pipeline_parallel {stages} x tensor_parallel {ranks}: a node has whole stages,"
+        f" or all have equal parts of one; set executor.nodes to {' or '.join(fitting)}"
     ]
+
+
+def _fits(stages: int, ranks: int, num_nodes: int) -> bool:
+    if num_nodes <= stages:
+        return True  # whole stages; some nodes may have one more
+    return num_nodes % stages == 0 and ranks % (num_nodes // stages) == 0
 
 
 def ranks_of_nodes(need: ExecutorNeed, num_nodes: int) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +23,7 @@ import psutil
 import pytest
 from pydantic import ValidationError
 
+import dovetail.worker.__main__
 from dovetail import LLM, SamplingParams
 from dovetail.contracts.errors import ConfigError, PluginError, WorkerError
 from dovetail.contracts.executor import ExecutorNeed, Placement
@@ -28,6 +31,7 @@ from dovetail.contracts.joining import parse_address, read_key, write_key
 from dovetail.contracts.plugin import Environment
 from dovetail.executors.joined import JoinedExecutor, JoinedOptions
 from dovetail.executors.nodes import base
+from dovetail.executors.nodes.hub import Hub
 from dovetail.executors.nodes.variables import variables_for_nodes
 from dovetail.testing.executor_suite import ExecutorSuite
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
@@ -256,6 +260,55 @@ def test_what_does_not_fit_on_a_node_is_named_before_a_weight_is_read(
         assert f"the clock of node {name} differs by" in caplog.text
 
 
+def test_a_refusal_is_reported_to_both_sides() -> None:
+    """Two machines with one name, say."""
+    key = b"k" * 32
+    hub = Hub(("127.0.0.1", 0), key, timeout_s=1.0, count=2, names=None, advice="Dial port {port}.")
+    first, second = (Connection(socket.create_connection(("127.0.0.1", hub.port)).detach()) for _ in "ab")
+    try:
+        assert "module" in greeted(first, key, "a")
+        assert greeted(second, key, "a")["refused"] == "a node named a has joined already: give each its own --name"
+        with pytest.raises(WorkerError, match=rf"\(joined: a\)\. A caller was refused: a node .* Dial port {hub.port}"):
+            hub.wait(0.2)
+    finally:
+        first.close()
+        second.close()
+        hub.close()
+
+
+def greeted(connection: Connection, key: bytes, name: str) -> dict[str, str]:
+    """The hub's answer to a machine."""
+    answer_challenge(connection, key)
+    deliver_challenge(connection, key)
+    connection.send_bytes(json.dumps({"role": "node", "name": name, "address": "::1", "versions": {}}).encode())
+    answer: dict[str, str] = json.loads(connection.recv_bytes())
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ("--join here", r"'here' is no HOST:PORT such as 10\.0\.0\.1:29400"),
+        ("--join 127.0.0.1:29400", "--join HOST:PORT and --key-file PATH are needed"),
+        ("--join 127.0.0.1:29400 --key-file {folder}/none", "make one with: python -m dovetail.worker --new-key"),
+        ("--new-key {folder}/key", "exists already.*: choose another path"),
+        (
+            "--join {listen} --key-file {folder}/key --patience-s 0",
+            r"no engine at .* \(Connection refused\): start the engine, and give --join the address and port",
+        ),
+    ],
+)
+def test_a_wrong_command_line_says_what_to_do(
+    own_site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: str, why: str
+) -> None:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    folder = own_site.key_file.parent
+    with pytest.raises(SystemExit) as ended:
+        sys.exit(dovetail.worker.__main__.main(arguments.format(folder=folder, listen=own_site.listen).split()))
+    assert ended.value.code
+    assert re.search(why, capsys.readouterr().err)
+
+
 def test_another_key_joins_nothing(own_site: Site, tmp_path: Path) -> None:
     other = tmp_path / "other"
     write_key(other)
@@ -293,6 +346,8 @@ def test_groups_stay_on_one_node(stages: int, ranks: int, num_nodes: int, expect
 
     need = ExecutorNeed("cpu", tensor_parallel=ranks, pipeline_parallel=stages)
     assert bool(reasons_against_spread(need, num_nodes)) == (expected is None)
+    if num_nodes == 3 and stages == 2 and expected is None:
+        assert "set executor.nodes to 1 or 2 or 4" in reasons_against_spread(need, num_nodes)[0]
     if expected is not None:
         assert ranks_of_nodes(need, num_nodes) == expected
 

@@ -49,7 +49,7 @@ def differences(mine: MachineFacts, theirs: MachineFacts, device_type: str) -> l
             reasons.append(f"{owner} {their_version} is there, and {version} here: install the same version")
         elif digest != their_digest:
             shown = f"{owner} {version or ''}".strip()
-            reasons.append(f"{shown} has other files there ({their_digest[:12]}, here {digest[:12]})")
+            reasons.append(f"{shown} has other files there ({their_digest[:12]}, here {digest[:12]}): install it anew")
     for path, marks in mine.models.items():
         reasons += _model_differences(path, marks, theirs.models[path])
     missing = sorted(mine.cpu_features - theirs.cpu_features) if device_type == "cpu" else []
@@ -85,7 +85,7 @@ def _model_differences(path: str, mine: dict[str, str], theirs: dict[str, str]) 
         first = other[0]
         found = theirs.get(first, "no such file")
         more = f", and {len(other) - 1} files more" if len(other) > 1 else ""
-        yield f"the model {path} has other files there: {first} ({found}; here {mine[first]}){more}"
+        yield f"the model {path} has other files there: {first} ({found}; here {mine[first]}){more}: copy it anew"
 
 
 def _model_paths(config: ResolvedConfig) -> list[Path]:
