@@ -1,11 +1,12 @@
 """Faults of engines over several machines: a node dies in load, the engine dies, a link goes down while all lives on.
 
-    python benchmarks/faults_nodes.py [--times 10]      as root, for the link: it makes a network namespace
+    python benchmarks/faults_nodes.py [--times 10] [--only NAME ...]    as root: it makes a network namespace
 
 Two agents join an executor `joined` by 10.77.0.1; the second is in a network namespace, in place of another
 machine. Steps are in flight when the fault comes. Counted is how often the error names the node, how long it takes
 until the error is there (for the engine's death: until no worker is left), and what is left: workers, and files in
-/dev/shm. Agents live on, but for the one that is killed, and join again each time.
+/dev/shm. Agents live on, but for the one that is killed, and join again each time. Where there is no fault (all cores
+busy, or the second machine's processes halted for a while) each error is a false alarm.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -132,6 +134,56 @@ def in_load(nodes: Nodes, fault: Callable[[], None], index: int) -> Outcome:
     return Outcome(re.search(r"node b \(10.77.0.2\) is gone", message) is not None, seconds, left(before), message)
 
 
+def no_alarm(nodes: Nodes, seconds: float, disturb: Callable[[Nodes], AbstractContextManager[object]]) -> str:
+    """Steps run for so long beside what disturbs them; the error, empty where there is none."""
+    options = JoinedOptions(listen=LISTEN, key_file=nodes.key_file, nodes=["a", "b"])
+    executor = JoinedExecutor(options, ToySpec(), ExecutorNeed("cpu", tensor_parallel=2))
+    executor.start()
+    try:
+        with disturb(nodes):
+            until, step = time.monotonic() + seconds, 0
+            while time.monotonic() < until:
+                executor.execute(toy_plan(step)).result()
+                step += 1
+        return ""
+    except WorkerError as error:
+        return str(error)
+    finally:
+        executor.shutdown()
+
+
+@contextmanager
+def busy(nodes: Nodes) -> Iterator[None]:
+    """Four processes compute."""
+    burning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
+    try:
+        yield
+    finally:
+        for process in burning:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def halted(nodes: Nodes) -> Iterator[None]:
+    """The second agent and its worker do nothing for three seconds, in which the first step waits for them."""
+    agent = psutil.Process(nodes.agents[1].pid)
+    processes = [agent, *agent.children()]
+    for process in processes:
+        process.suspend()
+
+    def resume() -> None:
+        for process in processes:
+            process.resume()
+
+    timer = threading.Timer(3.0, resume)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.join()
+
+
 def driver_killed(nodes: Nodes) -> Outcome:
     before = shared_memory()
     command = [sys.executable, "-c", DRIVER, LISTEN, str(nodes.key_file)]
@@ -167,10 +219,42 @@ def report(fault: str, outcomes: list[Outcome]) -> None:
             print(f"    {outcome}")
 
 
+def agents_killed(nodes: Nodes, times: range) -> None:
+    killed = []
+    for index in times:
+        nodes.replace_second()
+        killed.append(in_load(nodes, nodes.kill_second, index))
+    report("agent of a node killed (SIGKILL), its worker with it", killed)
+    nodes.replace_second()
+
+
+def links_down(nodes: Nodes, times: range) -> None:
+    cut = []
+    for index in times:
+        cut.append(in_load(nodes, lambda: link("down"), index))
+        link("up")
+    report("link down, all processes live on", cut)
+
+
+def drivers_killed(nodes: Nodes, times: range) -> None:
+    report("engine killed (SIGKILL); seconds until no worker is left", [driver_killed(nodes) for _ in times])
+
+
+def false_alarms(nodes: Nodes, times: range) -> None:
+    found = {"60 s beside four busy processes": [no_alarm(nodes, 60, busy)]}
+    found[f"{len(times)} halts of 3 s"] = [no_alarm(nodes, 3.5, halted) for _ in times]
+    for what, alarms in found.items():
+        print(f"false alarms in {what}: {sum(map(bool, alarms))}", *filter(None, alarms), flush=True)
+
+
+CASES = {"agent": agents_killed, "link": links_down, "engine": drivers_killed, "none": false_alarms}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--times", type=int, default=10)
-    times = range(parser.parse_args().times)
+    parser.add_argument("--only", nargs="*", default=[], choices=CASES)
+    given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, network():
         key_file = Path(folder) / "key"
         write_key(key_file)
@@ -179,18 +263,8 @@ def main() -> None:
             print(
                 "| fault | times | node named | seconds: median | most | left |\n| --- | --- | --- | --- | --- | --- |"
             )
-            killed = []
-            for index in times:
-                nodes.replace_second()
-                killed.append(in_load(nodes, nodes.kill_second, index))
-            report("agent of a node killed (SIGKILL), its worker with it", killed)
-            nodes.replace_second()
-            cut = []
-            for index in times:
-                cut.append(in_load(nodes, lambda: link("down"), index))
-                link("up")
-            report("link down, all processes live on", cut)
-            report("engine killed (SIGKILL); seconds until no worker is left", [driver_killed(nodes) for _ in times])
+            for case in given.only or CASES:
+                CASES[case](nodes, range(given.times))
         finally:
             nodes.close()
 

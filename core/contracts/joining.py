@@ -23,6 +23,9 @@ from dovetail.contracts.errors import ConfigError
 
 MIN_KEY_BYTES: Final = 16
 """Bytes of the shortest key that is accepted."""
+_SENT_AGAIN_S = 0.35
+"""TCP counts from when it sends something for the second time, 0.2 to 0.3 seconds after the first, and its timers are a
+little late."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,13 +95,14 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def keep_alive(end: socket.socket, timeout_s: float) -> None:
-    """Makes the system end a TCP connection whose other machine acknowledges nothing for `timeout_s` seconds. The other
-    process need not answer: a busy one is not taken for a dead one. With nothing to send, it takes up to a second
-    more."""
+    """Makes the system end a TCP connection whose other machine does not acknowledge for `timeout_s` seconds what was
+    sent. The other process need not answer: a busy one is not taken for a dead one. With nothing to send, it takes up
+    to a second more."""
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if sys.platform == "linux":
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, max(1, round(timeout_s)))
-        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, int(timeout_s * 1000)))
+        seconds = max(timeout_s - _SENT_AGAIN_S, timeout_s / 2)
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, int(seconds * 1000)))

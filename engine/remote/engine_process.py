@@ -6,6 +6,7 @@ The configuration comes over standard input. What became of the start goes over 
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import logging
 import os
@@ -37,7 +38,10 @@ logger = logging.getLogger(__name__)
 
 STOP_S = 30.0
 """How long an engine's process may take to end before it is killed."""
+_ORPHAN_S = 2.0
+"""How long it may take where the process that started it is gone, so that nobody waits for an orderly end."""
 _SWITCH_S = 0.0005
+_PR_SET_PDEATHSIG = 1
 
 
 class Started(msgspec.Struct, array_like=True, tag=True):
@@ -156,7 +160,9 @@ def _ending(code: int) -> str:
 
 def main() -> None:
     """What runs in the process."""
-    address = sys.argv[1]
+    address, parent = sys.argv[1], os.getppid()
+    if sys.platform == "linux":  # one that is halted would never notice the parent's end
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
     with os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)  # what libraries print is no answer
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -165,7 +171,7 @@ def main() -> None:
         started: list[EngineServer] = []
         try:
             config = pickle.load(sys.stdin.buffer)
-            threading.Thread(target=_end_with_parent, args=[started], daemon=True).start()
+            threading.Thread(target=_end_with_parent, args=[parent, started], daemon=True).start()
             server = _start(config, address)
         except Exception as error:
             answers.write(msgspec.msgpack.encode(Failed(failure_of(error))))
@@ -189,14 +195,17 @@ def _start(config: LayeredConfig, address: str) -> EngineServer:
         return EngineServer(engine, address, server.max_num_waiting, server.kept_requests, server.unhealthy_after_s)
 
 
-def _end_with_parent(started: list[EngineServer]) -> None:
+def _end_with_parent(parent: int, started: list[EngineServer]) -> None:
     """The parent holds the other end of standard input. It lets go of it to end the engine, and when it ends itself,
     however it ends. An engine that starts or hangs then ends with its workers."""
     while os.read(0, 1):
         pass
     for server in started:
         server.stop()
-        time.sleep(STOP_S)
+        deadline = time.monotonic() + STOP_S
+        while time.monotonic() < deadline and os.getppid() == parent:
+            time.sleep(_ORPHAN_S / 20)
+        time.sleep(_ORPHAN_S)
     os.killpg(os.getpid(), signal.SIGKILL)
 
 

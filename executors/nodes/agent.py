@@ -19,12 +19,7 @@ from dovetail.contracts.joining import JoinedNode
 from dovetail.executors._threads import worker_threads
 from dovetail.executors.nodes.inspection import inspect
 from dovetail.executors.nodes.messages import Ended, Halted, Inspect, Signal, Start, Started, Tick
-from dovetail.executors.nodes.sockets import keep_alive_on
-
-_LOOK_S = 0.1
-"""Seconds between looks at the ranks."""
-TICK_S = 0.25
-"""Seconds between ticks."""
+from dovetail.executors.nodes.sockets import TICK_S, keep_alive_on
 
 
 def serve_node(connection: Connection, node: JoinedNode) -> str:
@@ -53,7 +48,7 @@ class _Agent:
         next_tick = 0.0
         try:
             while True:
-                if self._connection.poll(_LOOK_S):
+                if self._connection.poll(max(0.0, next_tick - time.monotonic())):
                     self._handle(pickle.loads(self._connection.recv_bytes()))
                 for token in list(self._ranks):
                     self._look_at(token)
@@ -93,7 +88,6 @@ class _Agent:
             "driver": self._node.driver,
             "key": self._node.key.hex(),
             "token": start.token,
-            "timeout_s": start.timeout_s,
         }
         assert process.stdin is not None
         with contextlib.suppress(OSError):  # it ended already, which is reported

@@ -39,8 +39,8 @@ class NodesOptions(ProcessOptions):
     join_timeout_s: float = Field(default=300.0, gt=0)
     """Seconds in which all nodes must have joined."""
     node_timeout_s: float = Field(default=1.0, ge=0.2)
-    """Seconds after which a node that acknowledges nothing is taken for dead (Linux). Its system acknowledges, not the
-    process, so a busy node is not meant; raise it for networks that fail for seconds."""
+    """Seconds in which a node that acknowledges nothing is taken for dead (Linux). Its system acknowledges, not the
+    process, so a busy or halted one is not meant; raise it for networks that fail for longer."""
     max_clock_difference_s: float = Field(default=5.0, gt=0)
     """Difference between clocks above which a warning is logged. Only time stamps in logs depend on clocks: timeouts
     are measured on one machine each."""

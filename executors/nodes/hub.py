@@ -18,7 +18,7 @@ from typing import Any
 
 from dovetail.contracts.errors import PluginError, WorkerError
 from dovetail.executors.nodes.links import NodeLink
-from dovetail.executors.nodes.sockets import keep_alive_on, set_patience
+from dovetail.executors.nodes.sockets import keep_alive_on, send_at_once, set_patience
 
 _log = logging.getLogger(__name__)
 
@@ -137,7 +137,6 @@ class Hub:
             answer_challenge(connection, self._key)
             hello = json.loads(connection.recv_bytes(_MAX_HELLO_BYTES))
             set_patience(connection, 0.0)
-            keep_alive_on(connection, self._timeout_s)
             self._admit(hello, connection)
         except AuthenticationError:
             self._last_problem = "it has another key"
@@ -149,6 +148,7 @@ class Hub:
     def _admit(self, hello: Mapping[str, Any], connection: Connection) -> None:
         with self._changed:
             if hello["role"] == "rank":
+                send_at_once(connection)
                 self._ranks.setdefault(hello["token"], queue.SimpleQueue()).put(connection)
                 return
             refusal = self._why_not(hello["name"])
@@ -157,6 +157,7 @@ class Hub:
                 connection.send_bytes(json.dumps({"refused": refusal}).encode())
                 connection.close()
                 return
+            keep_alive_on(connection, self._timeout_s)
             connection.send_bytes(json.dumps({"module": AGENT}).encode())
             self._nodes[hello["name"]] = NodeLink(hello, connection, self._timeout_s, self._word_on)
             self._changed.notify_all()

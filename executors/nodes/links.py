@@ -16,8 +16,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from dovetail.contracts.errors import WorkerError
-from dovetail.executors.nodes.agent import TICK_S
 from dovetail.executors.nodes.messages import Ended, Halted, Inspect, Inspection, Signal, Start, Started, Tick
+from dovetail.executors.nodes.sockets import TICK_S
 from dovetail.executors.processes import WorkerProcess
 
 _CHECK_S = 0.1
@@ -93,7 +93,7 @@ class NodeLink:
         next_tick = 0.0
         try:
             while not self._is_closing:
-                if self._connection.poll(_CHECK_S):
+                if self._connection.poll(max(0.0, next_tick - time.monotonic())):
                     self._handle(pickle.loads(self._connection.recv_bytes()))
                 if time.monotonic() >= next_tick:
                     next_tick = time.monotonic() + TICK_S

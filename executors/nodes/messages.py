@@ -43,7 +43,7 @@ class Start(NamedTuple):
     environment: Mapping[str, str]
     num_ranks_here: int
     timeout_s: float
-    """Seconds after which the rank takes a driver that acknowledges nothing for dead."""
+    """Seconds in which the agent takes a driver that acknowledges nothing for dead."""
 
 
 class Signal(NamedTuple):

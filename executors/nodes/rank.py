@@ -15,7 +15,6 @@ import threading
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import NoReturn
 
-from dovetail.contracts.joining import keep_alive
 from dovetail.executors.processes import serve
 
 _PR_SET_PDEATHSIG = 1
@@ -31,7 +30,7 @@ def main() -> NoReturn:
     host, port = launch["driver"]
     end = socket.create_connection((host, port), timeout=_GREETING_S)
     end.settimeout(None)
-    keep_alive(end, launch["timeout_s"])
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection = Connection(end.detach())
     key = bytes.fromhex(launch["key"])
     answer_challenge(connection, key)

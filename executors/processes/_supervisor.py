@@ -59,6 +59,7 @@ class WorkerSupervisor:
         self._send_lock = threading.RLock()  # order on the pipes; held for long where a pipe is full
         self._state_lock = threading.RLock()  # re-entrant: garbage collection may call stop() anywhere
         self._pending: dict[int, Operation] = {}
+        self._sending: Operation | None = None  # its answer may come while a rank that halts has not taken it yet
         self._num_operations = 0
         self._error: Failure | None = None  # the first; a death within the grace outranks it
         self._error_deadline = 0.0
@@ -143,8 +144,10 @@ class WorkerSupervisor:
             self._num_operations += 1
             data = pickle.dumps(message(self._num_operations), pickle.HIGHEST_PROTOCOL)
             self._register(self._num_operations, operation)
+            self._sending = operation
             for pipe in self._workers.pipes:
                 _send(pipe, data)
+            self._sending = None
         return operation.future
 
     def _register(self, op_id: int, operation: Operation) -> None:
@@ -160,7 +163,7 @@ class WorkerSupervisor:
 
     def _under_way(self) -> Operation | None:
         with self._state_lock:
-            return next(iter(self._pending.values()), None)
+            return next(iter(self._pending.values()), self._sending)
 
     def _note_hang(self, operation: Operation) -> None:
         seen = look_at(self._scratch, self._workers.processes, self._workers.labels)
@@ -182,7 +185,7 @@ class WorkerSupervisor:
     def _give_up(self, operation: Operation, failure: Failure) -> None:
         """Ends the workers, unless the operation was done meanwhile."""
         with self._state_lock:
-            if self._is_stopping or operation not in self._pending.values():
+            if self._is_stopping or operation not in (*self._pending.values(), self._sending):
                 return
             self._hang = failure
             self._workers.shut_pipes(socket.SHUT_RDWR)  # wakes the reader, which does the rest

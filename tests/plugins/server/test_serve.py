@@ -379,6 +379,7 @@ def test_files_of_the_working_folder_stand_for_no_library(story_model: Path, tmp
 def test_nothing_outlives_a_server_that_is_killed(story_model: Path, tmp_path: Path) -> None:
     with serving(story_model, tmp_path) as served:
         children = psutil.Process(served.process.pid).children()
+        served.children("engine_process")[0].suspend()
         os.kill(served.process.pid, signal.SIGKILL)
         _, alive = psutil.wait_procs(children, timeout=60)
         assert alive == []
