@@ -170,11 +170,19 @@ class BlockExchange:
             tensor[blocks[group]] = arrived[:, start:end]
 
     def _write_all(self) -> None:
-        while (batch := self._to_write.get()) is not None:
-            hashes, pages = batch
-            rows = pages.numpy()
-            for index, block_hash in enumerate(hashes):
-                self._write(block_hash, memoryview(rows[index]))
+        # A function for each batch: none of its names keeps the pages while the next batch is waited for.
+        while self._write_next():
+            pass
+
+    def _write_next(self) -> bool:
+        batch = self._to_write.get()
+        if batch is None:
+            return False
+        hashes, pages = batch
+        rows = pages.numpy()
+        for index, block_hash in enumerate(hashes):
+            self._write(block_hash, memoryview(rows[index]))
+        return True
 
     def _write(self, block_hash: bytes, record: memoryview) -> None:
         try:
@@ -198,22 +206,29 @@ class BlockExchange:
         self._written.notify_all()
 
     def _read_all(self) -> None:
-        while (load := self._to_read.get()) is not None:
-            load_id, hashes, transfer = load
-            records: list[memoryview] = []
-            for block_hash in hashes:
-                record = None if load_id in self._cancelled else self._read(block_hash, transfer)
-                if record is None:
-                    break
-                records.append(record)
-            with self._lock:
-                self._open_loads.discard(load_id)
-                if load_id in self._cancelled:
-                    self._cancelled.remove(load_id)
-                    records = []
-                else:
-                    self._records[load_id] = records
-                self._report.loaded[load_id] = len(records)
+        while self._read_next():
+            pass
+
+    def _read_next(self) -> bool:
+        load = self._to_read.get()
+        if load is None:
+            return False
+        load_id, hashes, transfer = load
+        records: list[memoryview] = []
+        for block_hash in hashes:
+            record = None if load_id in self._cancelled else self._read(block_hash, transfer)
+            if record is None:
+                break
+            records.append(record)
+        with self._lock:
+            self._open_loads.discard(load_id)
+            if load_id in self._cancelled:
+                self._cancelled.remove(load_id)
+                records = []
+            else:
+                self._records[load_id] = records
+            self._report.loaded[load_id] = len(records)
+        return True
 
     def _read(self, block_hash: bytes, transfer: Mapping[str, Any]) -> memoryview | None:
         """The record, verified."""

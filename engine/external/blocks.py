@@ -341,7 +341,8 @@ class ExternalBlocks:
     def _let_go(self) -> None:
         """Nobody waits for a connector that is switched off."""
         self.abandon()
-        self._cancelled.clear()
+        if self._cancelled:
+            self._exchange(ExchangeOrders(cancelled=self._take_cancelled()))
         self._num_open = 0
 
     def _set_timer(self) -> None:

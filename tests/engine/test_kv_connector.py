@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -40,10 +42,15 @@ def counts(llm: LLM) -> Any:
     return llm.engine.tokens.exchange.statistics
 
 
+class Copy(bytearray):
+    """A record that a store returned."""
+
+
 class Liar(Host):
     """Host memory that does what the test asks."""
 
     way: ClassVar[str] = ""
+    copies: ClassVar[list[weakref.ref[Copy]]] = []
     gate: ClassVar[threading.Event] = threading.Event()
 
     @classmethod
@@ -61,15 +68,17 @@ class Liar(Host):
 class LyingStore(HostStore):
     last: bytes | None = None
 
-    def read(self, block_hash: bytes, transfer: Mapping[str, Any]) -> bytes | None:
+    def read(self, block_hash: bytes, transfer: Mapping[str, Any]) -> bytes | bytearray | None:
         found, way = super().read(block_hash, transfer), Liar.way
-        if found is None or way in ("", "claims more", "raises in lookup"):
+        if found is None or way in ("claims more", "raises in lookup"):
             return found
+        if way == "":
+            return copied(found)
         if way == "raises":
             raise OSError("the disk is gone")
         if way == "never answers":
             Liar.gate.wait()
-            return found
+            return copied(found)
         if way == "another block":
             found, self.last = self.last or bytes(len(found)), found
             return found
@@ -83,6 +92,24 @@ class LyingStore(HostStore):
         return broken[way]
 
 
+def copied(record: bytes) -> Copy:
+    """A record of which the test knows whether somebody holds it."""
+    copy = Copy(record)
+    Liar.copies.append(weakref.ref(copy))
+    return copy
+
+
+def wait_until(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline, f"in vain: {what}"
+        time.sleep(0.005)
+
+
+def no_copy_is_held() -> bool:
+    return all(copy() is None for copy in Liar.copies)
+
+
 @pytest.fixture
 def free_port() -> int:
     with socket.socket() as tried:
@@ -93,6 +120,7 @@ def free_port() -> int:
 @pytest.fixture
 def liar(make_llm: Callable[..., LLM]) -> LLM:
     Liar.way = ""
+    Liar.copies.clear()
     Liar.gate.clear()
     return make_llm(kv_connector={"name": f"{__name__}:Liar", "load_seconds": 0.2})
 
@@ -216,6 +244,25 @@ def test_a_connector_that_raises_is_switched_off(liar: LLM) -> None:
     Liar.way = ""
     saved(liar)
     assert tokens_of(liar) == (0, expected)
+
+
+def test_no_record_is_held_once_its_blocks_are_placed_or_nobody_waits_for_them(liar: LLM) -> None:
+    """Not even by a load that ends after the connector was switched off."""
+    _, expected = tokens_of(liar)
+    saved(liar)
+    assert tokens_of(liar) == (FULL, expected)
+    assert len(Liar.copies) == FULL // BLOCK_SIZE
+    wait_until(no_copy_is_held, "the reader is done with them")
+    saved(liar)
+    Liar.way = "never answers"
+    liar.engine.add_request("waits", {"prompt_token_ids": PROMPT}, GREEDY)
+    liar.engine.step()
+    Liar.way = "raises in lookup"
+    assert len(liar.generate([{"prompt_token_ids": PROMPT[::-1]}], GREEDY)[0].outputs[0].token_ids) == 8
+    Liar.way = ""
+    Liar.gate.set()
+    wait_until(lambda: len(Liar.copies) > FULL // BLOCK_SIZE, "the load goes on")
+    wait_until(no_copy_is_held, "the load ends")
 
 
 def test_a_request_may_be_aborted_while_its_blocks_are_loaded(liar: LLM) -> None:
