@@ -27,7 +27,7 @@ AGENT = "dovetail.executors.nodes.agent"
 _GREETING_S = 2.0
 """Seconds in which a caller must prove that it has the key; others wait meanwhile."""
 _CHECK_S = 0.1
-_QUIET_S = 3.0
+_QUIET_S = 10.0
 """Seconds of waiting for machines after which a line says so."""
 _MAX_HELLO_BYTES = 1 << 16
 
