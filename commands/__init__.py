@@ -33,6 +33,7 @@ from dovetail.engine.resolving.server import ResolvedServer, resolve_server
 from dovetail.registry.components import create_class
 from dovetail.worker.estimate import MemoryEstimate
 from dovetail.worker.machine.environment import detect_environment
+from dovetail.worker.rank_estimate import RankEstimate, StepMessages
 
 __all__ = [
     "VERSION",
@@ -41,8 +42,10 @@ __all__ = [
     "Explanation",
     "LayeredConfig",
     "MemoryEstimate",
+    "RankEstimate",
     "ResolvedConfig",
     "ResolvedServer",
+    "StepMessages",
     "Value",
     "as_data",
     "create_class",
@@ -62,5 +65,5 @@ __all__ = [
     "write_manifest",
 ]
 
-VERSION = ContractVersion(1, 8)
+VERSION = ContractVersion(1, 9)
 """Version of this package's public modules, shared by all of them."""

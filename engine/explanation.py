@@ -21,6 +21,7 @@ from dovetail.engine.resolving.router import choose_router
 from dovetail.registry.components import create_class
 from dovetail.registry.registry import Registry
 from dovetail.worker.estimate import MemoryEstimate, estimate_memory
+from dovetail.worker.rank_estimate import RankEstimate, estimate_ranks
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,17 @@ class Explanation:
     """What requests would be refused for."""
     remarks: Mapping[str, str] = field(default_factory=dict)
     """Warnings of single values, by key."""
+    ranks: tuple[RankEstimate, ...] = ()
+    """In rank order; empty where the config is refused."""
+
+    @property
+    def largest_step(self) -> tuple[int, int] | None:
+        """Most tokens that a step computes, and most requests that get tokens in it; None where the config is
+        refused."""
+        if self.resolved is None:
+            return None
+        limits = self.resolved.limits
+        return limits.max_num_batched_tokens, min(limits.max_num_seqs, limits.max_num_batched_tokens)
 
 
 def explain(
@@ -59,11 +71,13 @@ def explain(
     state = create_resolution(layered, registry, environment)
     resolved: ResolvedConfig | None = None
     estimate: MemoryEstimate | None = None
+    ranks: tuple[RankEstimate, ...] = ()
     refusal: DovetailError | None = None
     try:
         resolved = run_rules(state)
         choose_router(state)
         estimate = estimate_memory(resolved, state.environment)
+        ranks = estimate_ranks(resolved, estimate)
         resolved = dataclasses.replace(resolved, warnings=(*resolved.warnings, *rehearse(resolved, state.environment)))
     except DovetailError as error:
         refusal = error
@@ -76,6 +90,7 @@ def explain(
         refusal=refusal,
         refused_requests=_refused_requests(resolved, estimate) if resolved is not None else (),
         remarks=dict(state.remarks),
+        ranks=ranks,
     )
 
 
@@ -123,6 +138,14 @@ def _refused_by_speculation(resolved: ResolvedConfig) -> Sequence[str]:
     return refused
 
 
+def _rank_data(explanation: Explanation, rank: RankEstimate) -> dict[str, Any]:
+    step = explanation.largest_step
+    messages = [
+        dataclasses.asdict(one) | {"bytes_of_largest_step": one.num_bytes(*step)} for one in rank.messages if step
+    ]
+    return dataclasses.asdict(rank) | {"messages": messages}
+
+
 def as_data(explanation: Explanation) -> dict[str, Any]:
     """The explanation as plain data, for JSON."""
     resolved = explanation.resolved
@@ -148,6 +171,7 @@ def as_data(explanation: Explanation) -> dict[str, Any]:
         "components": [dataclasses.asdict(component) for component in resolved.components()] if resolved else [],
         "plugin_hash": resolved.plugin_hash if resolved else None,
         "memory": dataclasses.asdict(explanation.estimate) if explanation.estimate else None,
+        "ranks": [_rank_data(explanation, rank) for rank in explanation.ranks],
         "warnings": list(explanation.warnings),
         "refused": str(explanation.refusal) if explanation.refusal else None,
         "refused_requests": list(explanation.refused_requests),

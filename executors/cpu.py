@@ -13,9 +13,11 @@ from dovetail.contracts.executor import (
     Executor,
     ExecutorCapabilities,
     ExecutorNeed,
+    ExpectedWorkers,
     Placement,
     ThreadCount,
     Worker,
+    WorkerLayout,
     WorkerSpec,
 )
 from dovetail.contracts.plugin import Environment, PluginOptions
@@ -42,7 +44,7 @@ class CPUExecutor(Executor):
     does not end the executor.
     """
 
-    contract: ClassVar[tuple[int, int]] = (1, 0)
+    contract: ClassVar[tuple[int, int]] = (1, 7)
     Options: ClassVar[type[PluginOptions]] = CPUOptions
     preference: ClassVar[int] = 10
     capabilities = ExecutorCapabilities(device_types=frozenset({"cpu"}), enforce_eager=True)
@@ -68,6 +70,11 @@ class CPUExecutor(Executor):
         """As in `__init__`."""
         cores = share_of(options.cores, 0, 1)
         return worker_threads(options.threads, 1, None if cores is None else len(cores), environment)
+
+    @classmethod
+    def expected_workers(cls, need: ExecutorNeed, options: Any) -> ExpectedWorkers:
+        """One worker, in the engine's process."""
+        return ExpectedWorkers(layout=WorkerLayout(), devices=("cpu",), nodes=("this machine",), transport="")
 
     def start(self) -> None:
         """Builds and loads the worker in this process, and sets torch's threads until `shutdown`."""

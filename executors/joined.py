@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, Field
 
 from dovetail.contracts.errors import ConfigError
-from dovetail.contracts.executor import ExecutorNeed
+from dovetail.contracts.executor import ExecutorNeed, ExpectedWorkers
 from dovetail.contracts.joining import parse_address, read_key
 from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.executors.nodes.base import NodesExecutor, NodesOptions
@@ -55,6 +55,14 @@ class JoinedExecutor(NodesExecutor):
         if isinstance(options.nodes, list) and len(set(options.nodes)) < max(1, len(options.nodes)):
             reasons.append("executor.nodes names no node, or one twice")
         return reasons + cls.check_nodes(need, options, _count(options))
+
+    @classmethod
+    def expected_workers(cls, need: ExecutorNeed, options: JoinedOptions) -> ExpectedWorkers:
+        """On the nodes that the config names, else on those that join, in their order."""
+        if isinstance(options.nodes, list):
+            return cls.expect_on(need, [f"node {name}" for name in options.nodes])
+        count = options.nodes
+        return cls.expect_on(need, [f"a node that joins ({index} of {count})" for index in range(1, count + 1)])
 
     def num_nodes(self) -> int:
         """The option `nodes`."""

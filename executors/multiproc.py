@@ -15,7 +15,15 @@ from typing import Any, ClassVar, Literal
 from pydantic import field_validator
 
 from dovetail.contracts.device import Runtime
-from dovetail.contracts.executor import ExecutorCapabilities, ExecutorNeed, Placement, ThreadCount, WorkerSpec
+from dovetail.contracts.executor import (
+    ExecutorCapabilities,
+    ExecutorNeed,
+    ExpectedWorkers,
+    Placement,
+    ThreadCount,
+    WorkerLayout,
+    WorkerSpec,
+)
 from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.executors._cores import CoreList, reasons_against, share_of
 from dovetail.executors._graphs import GraphSizes, against_sizes, wanted_sizes
@@ -75,7 +83,7 @@ class PipedProcess(ChildProcess):
 class MultiprocExecutor(ProcessExecutor):
     """Starts a fresh Python process per rank and talks to it over a pipe; see `ProcessExecutor`."""
 
-    contract: ClassVar[tuple[int, int]] = (1, 0)
+    contract: ClassVar[tuple[int, int]] = (1, 7)
     Options: ClassVar[type[PluginOptions]] = MultiprocOptions
     preference: ClassVar[int] = 0
     capabilities = ExecutorCapabilities(
@@ -116,6 +124,14 @@ class MultiprocExecutor(ProcessExecutor):
         cores = share_of(options.cores, 0, need.num_ranks)
         num_cores = None if cores is None else len(cores)
         return worker_threads(options.threads, need.num_ranks, num_cores, environment)
+
+    @classmethod
+    def expected_workers(cls, need: ExecutorNeed, options: Any) -> ExpectedWorkers:
+        """A process per rank on this machine."""
+        layout = WorkerLayout(tensor_parallel=need.tensor_parallel, num_stages=need.pipeline_parallel)
+        is_cuda = need.device_type == "cuda"
+        devices = tuple(f"cuda:{rank}" if is_cuda else need.device_type for rank in range(layout.num_ranks))
+        return ExpectedWorkers(layout=layout, devices=devices, nodes=("this machine",), transport="socket pair")
 
     def placements(self, scratch: Path) -> list[Placement]:
         """All on this machine; on GPUs and on the null device with captured graphs."""

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from dovetail.contracts.executor import ExecutorNeed
+from dovetail.contracts.executor import ExecutorNeed, ExpectedWorkers
 from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.executors._ray_nodes import MISSING, RayNodes, import_ray
 from dovetail.executors.nodes.base import NodesExecutor, NodesOptions
@@ -50,6 +50,12 @@ class RayExecutor(NodesExecutor):
         if need.device_type != "cuda" and not options.num_cpus:
             reasons.append("executor.num_cpus is 0, so that ranks on CPUs would reserve nothing: Ray places them by it")
         return reasons + cls.check_nodes(need, options, options.nodes or need.pipeline_parallel)
+
+    @classmethod
+    def expected_workers(cls, need: ExecutorNeed, options: RayOptions) -> ExpectedWorkers:
+        """On the machines that Ray will choose."""
+        count = options.nodes or need.pipeline_parallel
+        return cls.expect_on(need, [f"a node that Ray chooses ({index} of {count})" for index in range(1, count + 1)])
 
     def num_nodes(self) -> int:
         """The option `nodes`, or one per stage."""

@@ -11,6 +11,7 @@ from dovetail.contracts.model import Communicator, ModelContext
 from dovetail.contracts.plugin import ContractVersion
 from dovetail.nn.adapters import AdapterSpace, LayerAdapters, LowRank
 from dovetail.nn.attention import Attention
+from dovetail.nn.collectives import CallsCollectives, Collective
 from dovetail.nn.communicator import SingleProcess, TorchDistributed
 from dovetail.nn.context import BuildContext
 from dovetail.nn.embedding import LMHead, VocabEmbedding
@@ -41,6 +42,8 @@ __all__ = [
     "AdapterSpace",
     "Attention",
     "BuildContext",
+    "CallsCollectives",
+    "Collective",
     "ColumnLinear",
     "Communicator",
     "EncoderAttention",
@@ -92,5 +95,5 @@ __all__ = [
     "torch_operators",
 ]
 
-VERSION = ContractVersion(1, 7)
+VERSION = ContractVersion(1, 8)
 """Version of this package's public modules, shared by all of them."""

@@ -9,11 +9,12 @@ import torch
 from dovetail.contracts.model import ModelContext
 from dovetail.contracts.quantization import LinearKernel, LinearShape
 from dovetail.contracts.weights import PackedTensor
+from dovetail.nn.collectives import CallsCollectives, Collective
 from dovetail.nn.kernels import plain_kernel, unpacked
 from dovetail.nn.loading import WeightHolder
 
 
-class VocabEmbedding(WeightHolder):
+class VocabEmbedding(WeightHolder, CallsCollectives):
     """Token embedding; each rank holds ceil(vocab_size / ranks) rows, the last one perhaps fewer.
 
     The table is a plain tensor, or a kernel of the quantization method where the method serves embeddings.
@@ -55,6 +56,10 @@ class VocabEmbedding(WeightHolder):
         hidden = self._look_up(local).masked_fill(foreign[:, None], 0.0)
         return self._communicator.all_reduce(hidden)
 
+    def collectives(self) -> tuple[Collective, ...]:
+        """The sum of the ranks' rows."""
+        return (Collective("all_reduce", self.hidden_size, "embedding"),) if self._sharded else ()
+
     def _look_up(self, rows: torch.Tensor) -> torch.Tensor:
         if self.kernel is not None:
             return self.kernel.lookup(rows, self._dtype)
@@ -79,7 +84,7 @@ class VocabEmbedding(WeightHolder):
             self.kernel.finish()
 
 
-class LMHead(WeightHolder):
+class LMHead(WeightHolder, CallsCollectives):
     """Hidden states to logits of the whole vocabulary, on every rank.
 
     With `tied`, an embedding, the layer multiplies with the embedding's weights and has none itself. With `bias`, it
@@ -118,6 +123,10 @@ class LMHead(WeightHolder):
         if self._sharded:
             logits = self._communicator.all_gather(logits, dim=-1)[:, : self.vocab_size]
         return logits if self.bias is None else logits + self.bias
+
+    def collectives(self) -> tuple[Collective, ...]:
+        """The gathering of the logits."""
+        return (Collective("all_gather", self._num_rows, "output"),) if self._sharded else ()
 
     def expected(self) -> Mapping[str, tuple[int, ...]]:
         """The weight, unless the layer is tied, and the bias, if it has one."""

@@ -16,6 +16,7 @@ from dovetail.contracts.model import ModelContext
 from dovetail.contracts.quantization import LinearShape
 from dovetail.contracts.weights import PackedTensor
 from dovetail.nn.adapters import adapter_space
+from dovetail.nn.collectives import CallsCollectives, Collective
 from dovetail.nn.kernels import is_plain, share_of, unpacked
 from dovetail.nn.loading import WeightHolder
 
@@ -129,7 +130,7 @@ class ColumnLinear(MergedColumnLinear):
         super().__init__(context, name, in_features, {name: out_features}, bias)
 
 
-class RowLinear(Linear):
+class RowLinear(Linear, CallsCollectives):
     """One layer, sharded by input features; the ranks' partial results are summed unless `reduce` is False."""
 
     def __init__(
@@ -147,6 +148,7 @@ class RowLinear(Linear):
         super().__init__(context, name, [LinearPart(name, (out_features, in_features), (rows, columns), rows)], bias)
         self._communicator = context.communicator
         self._sums = reduce and context.tp_size > 1
+        self._out_features = out_features
         # Summed over the ranks a bias must count once, so only one of them may add it.
         self._own_bias = self.bias if context.tp_rank == 0 else None
 
@@ -156,6 +158,10 @@ class RowLinear(Linear):
         if self.adapters is not None:
             y = self.adapters.add(y, x)
         return self._communicator.all_reduce(y) if self._sums else y
+
+    def collectives(self) -> tuple[Collective, ...]:
+        """The sum, unless the layer leaves it out."""
+        return (Collective("all_reduce", self._out_features),) if self._sums else ()
 
 
 class QKVLinear(Linear):

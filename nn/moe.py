@@ -13,6 +13,7 @@ from dovetail.contracts.model import ModelContext
 from dovetail.contracts.operators import MultipliesGroups
 from dovetail.contracts.quantization import LinearKernel
 from dovetail.nn.adapters import without_adapters
+from dovetail.nn.collectives import CallsCollectives, Collective
 from dovetail.nn.kernels import TorchLinear
 from dovetail.nn.linear import MergedColumnLinear, ReplicatedLinear, RowLinear
 from dovetail.nn.mlp import GatedMLP, gated_activation
@@ -75,7 +76,7 @@ class Expert(torch.nn.Module):
         return partial
 
 
-class SparseMoE(torch.nn.Module, MayWait):
+class SparseMoE(torch.nn.Module, MayWait, CallsCollectives):
     """Each token visits its top_k experts, weighted by softmax or sigmoid of the router's logits.
 
     Tokens are sorted by expert, so that every chosen expert runs once and the others do not run. This synchronises with
@@ -111,6 +112,11 @@ class SparseMoE(torch.nn.Module, MayWait):
             "a mixture of experts waits for the number of tokens of each expert, unless its weights are unquantized "
             "and model.operators multiply groups, as triton does"
         )
+
+    def collectives(self) -> tuple[Collective, ...]:
+        """The sum of the experts' parts."""
+        is_shared = self._communicator.size > 1
+        return (Collective("all_reduce", self._shape.hidden_size),) if is_shared else ()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, hidden_size] -> [T, hidden_size]."""

@@ -204,6 +204,35 @@ class Placement:
         return self.rank == self.layout.answering_rank
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExpectedWorkers:
+    """Where an executor will run its workers, as far as it can say without starting anything; for those who read a
+    config's explanation. Raises `ValueError` where its fields do not fit together."""
+
+    layout: WorkerLayout
+    devices: tuple[str, ...] = ()
+    """torch device string of each rank on its machine; empty: not known."""
+    nodes: tuple[str, ...] = ()
+    """Machines by their number in `WorkerLayout.nodes`, in words ("this machine", "node a"); empty: not known."""
+    transport: str | None = None
+    """What carries plans and results, in words ("socket pair"); "": nothing, since the worker is called in the
+    engine's process, so a step has no such messages; None: not known."""
+
+    def __post_init__(self) -> None:
+        if self.devices and len(self.devices) != self.layout.num_ranks:
+            raise ValueError(f"devices names those of {len(self.devices)} ranks of {self.layout.num_ranks}")
+        if self.nodes and len(self.nodes) <= max(self.layout.nodes, default=0):
+            raise ValueError(f"nodes names {len(self.nodes)} machines, and the layout has more")
+
+    def node(self, rank: int) -> str:
+        """Returns the machine of a rank, in words; "" where it is not known."""
+        return self.nodes[self.layout.nodes[rank] if self.layout.nodes else 0] if self.nodes else ""
+
+    def device(self, rank: int) -> str:
+        """Returns the device of a rank; "" where it is not known."""
+        return self.devices[rank] if self.devices else ""
+
+
 @dataclass(frozen=True)
 class StagedKVLayout(KVLayout):
     """The layout of a model whose layers pipeline stages share: "initialize_cache" takes it in place of a `KVLayout`.
@@ -329,6 +358,14 @@ class Executor(Plugin):
         """Returns how many CPU threads each worker will compute with; None: not known before the start. The host asks
         where `executor.threads` is null, and `dovetail explain` shows the answer."""
         return None
+
+    @classmethod
+    def expected_workers(cls, need: ExecutorNeed, options: Any) -> ExpectedWorkers:
+        """Returns where the workers will be, for `dovetail explain`; `check` had no objection. The default knows the
+        stages alone. Must not start workers or wait for machines."""
+        return ExpectedWorkers(
+            layout=WorkerLayout(tensor_parallel=need.tensor_parallel, num_stages=need.pipeline_parallel)
+        )
 
     @abstractmethod
     def start(self) -> None:

@@ -36,7 +36,7 @@ KINDS: dict[str, Kind] = {
         Kind(
             "executor",
             "dovetail.contracts.executor:Executor",
-            ContractVersion(1, 6),
+            ContractVersion(1, 7),
             "where workers run and how steps reach them",
             "dovetail.contracts.executor:ExecutorNeed",
         ),

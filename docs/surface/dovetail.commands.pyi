@@ -26,8 +26,10 @@ __all__ = [
     "Explanation",
     "LayeredConfig",
     "MemoryEstimate",
+    "RankEstimate",
     "ResolvedConfig",
     "ResolvedServer",
+    "StepMessages",
     "VERSION",
     "Value",
     "as_data",
@@ -77,6 +79,9 @@ class Explanation:
     refusal: DovetailError | None
     refused_requests: tuple[str, ...]
     remarks: Mapping[str, str] = field(default_factory=dict)
+    ranks: tuple[RankEstimate, ...] = ()
+    @property
+    def largest_step(self) -> tuple[int, int] | None: ...
 
 
 @dataclass(frozen=True)
@@ -107,6 +112,23 @@ class MemoryEstimate:
     adapter_bytes: int = 0
     stages: tuple[StageEstimate, ...] = ()
     target_copy_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class RankEstimate:
+    rank: int
+    stage: int
+    tensor_rank: int
+    answers: bool
+    node: str
+    device: str
+    first_layer: int
+    num_layers: int
+    weight_bytes: int
+    kv_bytes_per_token: int
+    kv_bytes: int | None
+    transport: str | None
+    messages: tuple[StepMessages, ...]
 
 
 @dataclass(frozen=True)
@@ -162,6 +184,15 @@ class ResolvedServer:
     section: Mapping[str, Any] = field(repr=False)
     routes: Mapping[str, Component]
     router: Component | None = None
+
+
+@dataclass(frozen=True)
+class StepMessages:
+    kind: str
+    count: int
+    bytes_per_token: int | None = 0
+    bytes_per_request: int | None = 0
+    def num_bytes(self, num_tokens: int, num_requests: int) -> int | None: ...
 
 VERSION = ...
 

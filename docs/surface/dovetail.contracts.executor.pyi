@@ -79,6 +79,16 @@ class Placement:
     def answers(self) -> bool: ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExpectedWorkers:
+    layout: WorkerLayout
+    devices: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    transport: str | None = None
+    def node(self, rank: int) -> str: ...
+    def device(self, rank: int) -> str: ...
+
+
 @dataclass(frozen=True)
 class StagedKVLayout(KVLayout):
     stages: tuple[KVLayout, ...] = ()
@@ -127,6 +137,8 @@ class Executor(Plugin):
         options: Any,
         environment: Environment,
     ) -> ThreadCount | None: ...
+    @classmethod
+    def expected_workers(cls, need: ExecutorNeed, options: Any) -> ExpectedWorkers: ...
     @abstractmethod
     def start(self) -> None: ...
     @abstractmethod

@@ -1,6 +1,7 @@
 import torch
 from dataclasses import dataclass
 from dovetail.contracts.model import ModelContext
+from dovetail.nn.collectives import CallsCollectives, Collective
 from dovetail.nn.routing import GroupRouting
 from dovetail.nn.waiting import MayWait
 
@@ -37,7 +38,7 @@ class Expert(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor: ...
 
 
-class SparseMoE(torch.nn.Module, MayWait):
+class SparseMoE(torch.nn.Module, MayWait, CallsCollectives):
     def __init__(
         self,
         context: ModelContext,
@@ -49,6 +50,7 @@ class SparseMoE(torch.nn.Module, MayWait):
     experts: ...
     shared: ...
     def why_it_waits(self) -> str | None: ...
+    def collectives(self) -> tuple[Collective, ...]: ...
     def forward(self, x: torch.Tensor) -> torch.Tensor: ...
     def route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
 

@@ -8,6 +8,7 @@ from dovetail.contracts.operators import Operators, OperatorsCapabilities
 from dovetail.contracts.quantization import LinearKernel, LinearShape, LooksUpRows, QuantizationMethod
 from dovetail.contracts.weights import PackedTensor
 from dovetail.nn.adapters import Layers
+from dovetail.nn.collectives import CallsCollectives, Collective
 from dovetail.nn.kernels import PackedLinear, TiledLinear, TorchLinear, plain_kernel
 from dovetail.nn.loading import WeightHolder, WeightRules, expected_shapes, load_weights, num_parameters
 from dovetail.nn.mlp import Activation
@@ -21,6 +22,8 @@ __all__ = [
     "AdapterSpace",
     "Attention",
     "BuildContext",
+    "CallsCollectives",
+    "Collective",
     "ColumnLinear",
     "Communicator",
     "EncoderAttention",
@@ -225,7 +228,7 @@ class GroupRouting:
     factor: float = 1.0
 
 
-class LMHead(WeightHolder):
+class LMHead(WeightHolder, CallsCollectives):
     takes_packed = True
     def __init__(
         self,
@@ -240,6 +243,7 @@ class LMHead(WeightHolder):
     bias: ...
     kernel: ...
     def forward(self, hidden: torch.Tensor) -> torch.Tensor: ...
+    def collectives(self) -> tuple[Collective, ...]: ...
     def expected(self) -> Mapping[str, tuple[int, ...]]: ...
     def sources(self) -> Sequence[WeightHolder]: ...
     def load(self, name: str, tensor: torch.Tensor | PackedTensor) -> None: ...
@@ -431,7 +435,7 @@ class Rotation:
     def apply(self, x: torch.Tensor) -> torch.Tensor: ...
 
 
-class RowLinear(Linear):
+class RowLinear(Linear, CallsCollectives):
     def __init__(
         self,
         context: ModelContext,
@@ -442,6 +446,7 @@ class RowLinear(Linear):
         reduce: bool = True,
     ): ...
     def forward(self, x: torch.Tensor) -> torch.Tensor: ...
+    def collectives(self) -> tuple[Collective, ...]: ...
 
 
 class SingleProcess:
@@ -479,7 +484,7 @@ class TorchOperators(Operators):
 
 VERSION = ...
 
-class VocabEmbedding(WeightHolder):
+class VocabEmbedding(WeightHolder, CallsCollectives):
     takes_packed = True
     def __init__(self, context: ModelContext, name: str, vocab_size: int, hidden_size: int): ...
     vocab_size: int
@@ -489,6 +494,7 @@ class VocabEmbedding(WeightHolder):
     weight: ...
     def output_kernel(self) -> LinearKernel: ...
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor: ...
+    def collectives(self) -> tuple[Collective, ...]: ...
     def expected(self) -> Mapping[str, tuple[int, ...]]: ...
     def load(self, name: str, tensor: torch.Tensor | PackedTensor) -> None: ...
     def finish(self) -> None: ...

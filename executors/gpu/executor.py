@@ -14,9 +14,11 @@ from dovetail.contracts.executor import (
     Executor,
     ExecutorCapabilities,
     ExecutorNeed,
+    ExpectedWorkers,
     PendingStep,
     Placement,
     Worker,
+    WorkerLayout,
     WorkerSpec,
 )
 from dovetail.contracts.plugin import Environment, PluginOptions
@@ -85,7 +87,7 @@ class GPUExecutor(Executor):
     which CUDA does not work in this process, is a `WorkerError`.
     """
 
-    contract: ClassVar[tuple[int, int]] = (1, 0)
+    contract: ClassVar[tuple[int, int]] = (1, 7)
     Options: ClassVar[type[PluginOptions]] = GPUOptions
     preference: ClassVar[int] = 9
     capabilities = ExecutorCapabilities(device_types=frozenset({"cpu", "cuda"}), enforce_eager=True)
@@ -116,6 +118,12 @@ class GPUExecutor(Executor):
             found = ".".join(map(str, device.compute_capability))
             reasons.append(f"{device.name} has compute capability {found}; gpu needs 7.0 or newer")
         return reasons
+
+    @classmethod
+    def expected_workers(cls, need: ExecutorNeed, options: GPUOptions) -> ExpectedWorkers:
+        """One worker, in the engine's process."""
+        device = "cpu" if options.device == "null" else f"cuda:{options.index}"
+        return ExpectedWorkers(layout=WorkerLayout(), devices=(device,), nodes=("this machine",), transport="")
 
     def start(self) -> None:
         """Builds and loads the worker in this process."""

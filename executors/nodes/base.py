@@ -19,7 +19,14 @@ from pydantic import AfterValidator, Field
 
 from dovetail.contracts.device import Runtime
 from dovetail.contracts.errors import PluginError
-from dovetail.contracts.executor import ExecutorCapabilities, ExecutorNeed, Placement, WorkerLayout, WorkerSpec
+from dovetail.contracts.executor import (
+    ExecutorCapabilities,
+    ExecutorNeed,
+    ExpectedWorkers,
+    Placement,
+    WorkerLayout,
+    WorkerSpec,
+)
 from dovetail.contracts.joining import ComparesMachines
 from dovetail.contracts.plugin import PluginOptions
 from dovetail.executors._graphs import GraphSizes, against_sizes, wanted_sizes
@@ -55,7 +62,7 @@ class NodesOptions(ProcessOptions):
 class NodesExecutor(ProcessExecutor):
     """Starts ranks through agents. A subclass says how agents come to join (`gather`)."""
 
-    contract: ClassVar[tuple[int, int]] = (1, 6)
+    contract: ClassVar[tuple[int, int]] = (1, 7)
     Options: ClassVar[type[PluginOptions]] = NodesOptions
     preference: ClassVar[int] = -10
     capabilities = ExecutorCapabilities(
@@ -88,6 +95,13 @@ class NodesExecutor(ProcessExecutor):
             reasons.append(f"executor.cuda_graphs are for GPUs, and the device is {need.device_type}: leave them out")
         return reasons
 
+    @classmethod
+    def expect_on(cls, need: ExecutorNeed, nodes: Sequence[str]) -> ExpectedWorkers:
+        """Returns where the ranks will be, on machines that are described in words, in the order in which they get
+        ranks."""
+        layout, devices = _spread(need, len(nodes))
+        return ExpectedWorkers(layout=layout, devices=tuple(devices), nodes=tuple(nodes), transport="TCP")
+
     def start(self) -> None:
         """Waits for the nodes, compares what is on them with what is here, and starts the ranks. Raises `PluginError`
         that names each node where something differs, before a weight is read."""
@@ -113,13 +127,7 @@ class NodesExecutor(ProcessExecutor):
         self._nodes = self._hub.wait(self.options.join_timeout_s)
         inspections = self._compare()
         self._machines = [inspection.machine for inspection in inspections]
-        nodes = ranks_of_nodes(self.need, len(self._nodes))
-        layout = WorkerLayout(
-            tensor_parallel=self.need.tensor_parallel, num_stages=self.need.pipeline_parallel, nodes=nodes
-        )
-        is_cuda = self.need.device_type == "cuda"
-        indices = [nodes[:rank].count(node) for rank, node in enumerate(nodes)]
-        devices = [f"cuda:{index}" if is_cuda else self.need.device_type for index in indices]
+        layout, devices = _spread(self.need, len(self._nodes))
         host = self._nodes[0].address
         host = f"[{host}]" if ":" in host else host
         init_method = f"tcp://{host}:{inspections[0].free_port}" if layout.num_ranks > 1 else None
@@ -192,6 +200,15 @@ class NodesExecutor(ProcessExecutor):
                 f"node {loopback[0]} joined by {self._nodes[0].address}, by which the other nodes do not reach it: join"
                 " by an address of the network, or give --address"
             )
+
+
+def _spread(need: ExecutorNeed, num_nodes: int) -> tuple[WorkerLayout, list[str]]:
+    """The layout, and the device of each rank on its node."""
+    nodes = ranks_of_nodes(need, num_nodes)
+    layout = WorkerLayout(tensor_parallel=need.tensor_parallel, num_stages=need.pipeline_parallel, nodes=nodes)
+    is_cuda = need.device_type == "cuda"
+    indices = [nodes[:rank].count(node) for rank, node in enumerate(nodes)]
+    return layout, [f"cuda:{index}" if is_cuda else need.device_type for index in indices]
 
 
 def _is_loopback(address: str) -> bool:

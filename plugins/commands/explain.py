@@ -17,6 +17,7 @@ from dovetail.commands import (
     Explanation,
     LayeredConfig,
     MemoryEstimate,
+    StepMessages,
     Value,
     as_data,
     create_console,
@@ -31,6 +32,9 @@ from dovetail.contracts.command import Command
 from dovetail.contracts.errors import ConfigError
 
 app = typer.Typer(help="Show what a config resolves to, and why, without loading weights.", rich_markup_mode=None)
+
+_KINDS = ("plan", "receive", "all_reduce", "all_gather", "broadcast", "send", "result")
+"""Of messages, in the order of a step."""
 
 
 class ExplainCommand(Command):
@@ -80,7 +84,7 @@ def _print(explanation: Explanation) -> None:
         resolved = explanation.resolved
         keeps_latents = resolved is not None and resolved.model.size.latent_size > 0
         _print_memory(console, explanation.estimate, keeps_latents=keeps_latents)
-        _print_stages(console, explanation.estimate)
+        _print_ranks(console, explanation)
     if explanation.refused_requests:
         _heading(console, "requests that would be refused")
         for line in explanation.refused_requests:
@@ -181,25 +185,52 @@ def _print_memory(console: Console, estimate: MemoryEstimate, *, keeps_latents: 
     console.print(table)
 
 
-def _print_stages(console: Console, estimate: MemoryEstimate) -> None:
-    """Layers, ranks and messages of each pipeline stage; nothing for a single one."""
-    if not estimate.stages:
+def _print_ranks(console: Console, explanation: Explanation) -> None:
+    """Where each rank is, what it holds, and the messages of a step; nothing for a single one."""
+    if len(explanation.ranks) < 2:
         return
-    _heading(console, "pipeline stages, bytes per rank")
+    _heading(console, "ranks, estimated")
     table = Table.grid(padding=(0, 2))
-    table.add_row(*map(Text, ("  stage", "layers", "ranks", "weights", "KV per token", "sent in each step")))
-    first_rank = 0
-    for index, stage in enumerate(estimate.stages):
-        ranks = _span(first_rank, stage.num_ranks)
-        first_rank += stage.num_ranks
-        sent = f"{stage.sent_bytes_per_token:,} bytes for each token" if stage.sent_bytes_per_token else "the tokens"
-        layers = _span(stage.first_layer, stage.num_layers)
-        row = (f"  {index}", layers, ranks, _size(stage.weight_bytes), f"{stage.kv_bytes_per_token:,} bytes", sent)
-        table.add_row(*map(Text, row))
+    titles = ("  rank", "stage", "tensor rank", "layers", "node", "device", "weights", "KV per token", "KV memory")
+    table.add_row(*map(Text, titles))
+    for rank in explanation.ranks:
+        layers = _span(rank.first_layer, rank.num_layers)
+        kv_bytes = "known when loaded" if rank.kv_bytes is None else _size(rank.kv_bytes)
+        place = (rank.node or "not known", rank.device or "not known")
+        memory = (_size(rank.weight_bytes), f"{rank.kv_bytes_per_token:,} bytes", kv_bytes)
+        tensor_rank = f"{rank.tensor_rank}, answers" if rank.answers else str(rank.tensor_rank)
+        table.add_row(*map(Text, (f"  {rank.rank}", str(rank.stage), tensor_rank, layers, *place, *memory)))
     console.print(table)
-    hops = sum(stage.num_ranks for stage in estimate.stages[:-1])
-    plans = f"{first_rank} of the plan, one to each rank"
-    console.print(Text(f"  messages of a step: {plans}; {hops} of states between stages; 1 of the result"))
+    _print_messages(console, explanation)
+
+
+def _print_messages(console: Console, explanation: Explanation) -> None:
+    """How many messages of each kind each rank has."""
+    step = explanation.largest_step
+    if step is None:
+        return
+    num_tokens, num_requests = step
+    _heading(console, f"messages of a step; bytes where it computes {num_tokens} tokens of {num_requests} requests")
+    there = {one.kind for rank in explanation.ranks for one in rank.messages}
+    kinds = [kind for kind in _KINDS if kind in there]
+    table = Table.grid(padding=(0, 2))
+    table.add_row(Text("  rank"), *map(Text, kinds))
+    for rank in explanation.ranks:
+        found = {one.kind: one for one in rank.messages}
+        cells = [_messages(found[kind], step) if kind in found else "" for kind in kinds]
+        table.add_row(Text(f"  {rank.rank}"), *map(Text, cells))
+    console.print(table)
+    if transport := explanation.ranks[0].transport:
+        console.print(Text(f"  plans and results: {transport}; their bytes depend on the requests"))
+
+
+def _messages(messages: StepMessages, step: tuple[int, int]) -> str:
+    num_bytes = messages.num_bytes(*step)
+    return str(messages.count) if num_bytes is None else f"{messages.count}, {_short(num_bytes)}"
+
+
+def _short(num_bytes: int) -> str:
+    return f"{num_bytes:,} bytes" if num_bytes < 2**20 else _size(num_bytes)
 
 
 def _span(first: int, count: int) -> str:

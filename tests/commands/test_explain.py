@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from dovetail import LLM
 from dovetail.commands.options import takes_config_option
 from dovetail.contracts.errors import ConfigError, ModelError
+from dovetail.contracts.joining import write_key
 from dovetail.plugins.commands import config as config_command
 from dovetail.plugins.commands import explain as explain_command
 from dovetail.plugins.commands import generate as generate_command
@@ -320,3 +321,51 @@ def test_a_model_in_the_place_of_a_config_hints_at_the_flag(name, tmp_path):
     result = invoke(explain_command.app, path)
     assert isinstance(result.exception, ConfigError)
     assert f"if this is a model, its place is model.path (--model {path}, model= in Python)" in str(result.exception)
+
+
+RANKS = (
+    "--pipeline-parallel-size",
+    2,
+    "--tensor-parallel-size",
+    2,
+    "-o",
+    "cache.memory_gib=null",
+    "-o",
+    "cache.num_blocks=11",
+)
+
+
+def test_every_rank_has_a_row_with_its_place_memory_and_messages(engine_yaml):
+    data = json.loads(invoke(explain_command.app, engine_yaml, "--json", *RANKS).stdout)
+    rows = [[rank[key] for key in ("rank", "stage", "tensor_rank", "first_layer", "node")] for rank in data["ranks"]]
+    here = "this machine"
+    assert rows == [[0, 0, 0, 0, here], [1, 0, 1, 0, here], [2, 1, 0, 1, here], [3, 1, 1, 1, here]]
+    assert [rank["answers"] for rank in data["ranks"]] == [False, False, True, False]
+    # One layer x key and value x one of two heads x size 8 x 4 bytes; ten blocks for requests.
+    assert {(rank["kv_bytes_per_token"], rank["kv_bytes"]) for rank in data["ranks"]} == {(64, 10 * 16 * 64)}
+    last = {one["kind"]: one for one in data["ranks"][2]["messages"]}
+    assert list(last) == ["plan", "receive", "all_reduce", "all_gather", "broadcast", "result"]
+    assert last["receive"] == {
+        "kind": "receive",
+        "count": 1,
+        "bytes_per_token": 32 * 4,
+        "bytes_per_request": 0,
+        "bytes_of_largest_step": 2048 * 32 * 4,
+    }
+    # Attention and MLP of one layer; half of the vocabulary for each request.
+    assert (last["all_reduce"]["count"], last["all_reduce"]["bytes_per_token"]) == (2, 2 * 32 * 4)
+    assert (last["all_gather"]["count"], last["all_gather"]["bytes_per_request"]) == (1, 32 * 4)
+
+
+def test_ranks_have_the_nodes_that_the_config_names(engine_yaml):
+    key = engine_yaml.with_name("key")
+    write_key(key)
+    options = (*RANKS, "-o", "executor.name=joined", "-o", f"executor.key_file={key}")
+    named = invoke(explain_command.app, engine_yaml, *options, "-o", "executor.nodes=[left, right]")
+    assert named.exit_code == 0, named.output
+    assert re.search(r"1 +0 +1 +0 +node left +cpu", named.stdout)
+    assert re.search(r"2 +1 +0, answers +1 +node right +cpu", named.stdout)
+    assert "plans and results: TCP" in named.stdout
+    counted = invoke(explain_command.app, engine_yaml, *options, "-o", "executor.nodes=2", "--json")
+    nodes = [rank["node"] for rank in json.loads(counted.stdout)["ranks"]]
+    assert nodes == ["a node that joins (1 of 2)"] * 2 + ["a node that joins (2 of 2)"] * 2

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dovetail import LLM, SamplingParams
+from dovetail.commands import RankEstimate, explain, load_config
 from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.outputs import RequestOutput
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
@@ -17,6 +18,8 @@ PROMPTS = [[5, 9, 33, 70, 12], [100, 4], list(range(3, 60)), [7, 8, 9, 7, 8, 9, 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 SEEDED = SamplingParams(temperature=0.8, top_p=0.9, seed=7, max_tokens=24, ignore_eos=True)
 SCORED = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=3, prompt_logprobs=2)
+COUNTING = f"{Path(__file__).with_name('counting.py')}:CountingExecutor"
+KINDS = {"plan", "receive", "all_reduce", "all_gather", "broadcast", "send", "result"}
 SHORT_OF_BLOCKS = {"block_size": 4, "num_blocks": 36}
 
 
@@ -80,12 +83,29 @@ def test_stages_of_two_ranks_each(tmp_path: Path, model_type: str) -> None:
     with LLM(**sections(tmp_path / "model")) as llm:
         expected = [tokens(llm.generate(PROMPTS, params)) for params in (GREEDY, SEEDED)]
     connector = {"name": "disk", "path": str(tmp_path / "blocks")}
-    with LLM(**sections(tmp_path / "model", 2, 2, kv_connector=connector)) as llm:
+    config = sections(tmp_path / "model", 2, 2, kv_connector=connector, executor={"name": COUNTING})
+    with LLM(**config) as llm:
         assert [tokens(llm.generate(PROMPTS, params)) for params in (GREEDY, SEEDED)] == expected
         llm.engine.tokens.exchange.settle()
         llm.reset_prefix_cache()
         again = llm.generate(PROMPTS[2:3], GREEDY)
+        check_messages(llm, explain(load_config(config)).ranks)
     assert (again[0].num_cached_tokens, tokens(again)) == (56, expected[0][2:3])
+
+
+def check_messages(llm: LLM, ranks: tuple[RankEstimate, ...]) -> None:
+    """Every rank has the messages that explain counts: of a prompt's step and four decode steps."""
+    executor = llm.engine.tokens._parts.executor
+    executor.call("messages")
+    prompt = [90, 80, 70, 60, 50, 40, 30]
+    llm.generate([prompt], SamplingParams(temperature=0, max_tokens=5, ignore_eos=True))
+    num_steps, num_tokens = 5, len(prompt) + 4
+    expected = [
+        {one.kind: (one.count * num_steps, one.num_bytes(num_tokens, num_steps) or 0) for one in rank.messages}
+        for rank in ranks
+    ]
+    assert executor.call("messages") == expected
+    assert {kind for rank in expected for kind in rank} == KINDS
 
 
 def test_speculation_over_stages(llama: Path, alone: LLM, tmp_path: Path) -> None:
