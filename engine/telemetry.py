@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from dovetail.config.resolved import ResolvedConfig
 from dovetail.contracts.errors import ConfigError, PluginError, RequestError
+from dovetail.contracts.executor import Executor
 from dovetail.contracts.hooks import RequestControl
 from dovetail.contracts.router import CacheEvent
 from dovetail.contracts.telemetry import (
@@ -25,6 +26,7 @@ from dovetail.contracts.telemetry import (
     Exposition,
     FirstToken,
     FollowsCache,
+    RankState,
     SinkTotals,
     StepStats,
     TelemetrySink,
@@ -37,6 +39,8 @@ from dovetail.engine.kv.manager import KVCacheManager
 from dovetail.engine.request_reports import EndedRequests, request_stats
 from dovetail.engine.request_table import RequestEntry, RequestTable
 from dovetail.engine.step import Step
+from dovetail.registry.calls import calling
+from dovetail.worker.kv_layout import stage_block_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +58,9 @@ class _Listener:
 class Telemetry:
     """Fans measurements out."""
 
-    def __init__(self, config: ResolvedConfig, sinks: Iterable[TelemetrySink], hooks: HookCaller):
+    def __init__(self, config: ResolvedConfig, sinks: Iterable[TelemetrySink], hooks: HookCaller, executor: Executor):
         self._config = config
+        self._executor = executor
         self._hooks = hooks
         self._listeners: list[_Listener] = []
         for component, sink in zip(config.telemetry, sinks, strict=True):
@@ -249,7 +254,14 @@ class Telemetry:
             ),
             running_adapters=running_adapters,
             waiting_adapters=waiting_adapters,
+            ranks=self._ranks(kv.num_blocks),
         )
+
+    def _ranks(self, num_blocks: int) -> tuple[RankState, ...]:
+        with calling(f"executor {self._config.executor.name!r}", "rank_status"):
+            found = self._executor.rank_status()
+        stages = stage_block_bytes(self._kv.layout)
+        return tuple(RankState(status=one, kv_bytes=num_blocks * stages[one.stage]) for one in found)
 
     def _step_stats(self, step: Step, first_tokens: tuple[FirstToken, ...]) -> StepStats:
         result, kv = step.result, self._kv.statistics()

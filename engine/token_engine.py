@@ -93,7 +93,7 @@ class TokenEngine:
             config, type(parts.scheduler), parts.acceptance, parts.tokenizer, parts.grammars.facts
         )
         self._holds = Holds()
-        self._telemetry = Telemetry(config, parts.sinks, parts.hooks)
+        self._telemetry = Telemetry(config, parts.sinks, parts.hooks, parts.executor)
         self._requests = RequestTable(self._telemetry)
         self.pausing = Pausing(self, self.use, self._requests, self._telemetry, self._holds.notify)
         self.steps = StepLoop(

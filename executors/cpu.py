@@ -15,6 +15,7 @@ from dovetail.contracts.executor import (
     ExecutorNeed,
     ExpectedWorkers,
     Placement,
+    RankStatus,
     ThreadCount,
     Worker,
     WorkerLayout,
@@ -23,6 +24,7 @@ from dovetail.contracts.executor import (
 from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.contracts.step import StepPlan, StepResult
 from dovetail.executors._cores import BoundThread, CoreList, reasons_against, share_of
+from dovetail.executors._own_status import own_status
 from dovetail.executors._threads import TorchThreads, tell_thread, worker_threads
 
 
@@ -44,7 +46,7 @@ class CPUExecutor(Executor):
     does not end the executor.
     """
 
-    contract: ClassVar[tuple[int, int]] = (1, 7)
+    contract: ClassVar[tuple[int, int]] = (1, 8)
     Options: ClassVar[type[PluginOptions]] = CPUOptions
     preference: ClassVar[int] = 10
     capabilities = ExecutorCapabilities(device_types=frozenset({"cpu"}), enforce_eager=True)
@@ -109,6 +111,10 @@ class CPUExecutor(Executor):
     def call(self, method: str, *args: Any) -> list[Any]:
         """Returns the worker's answer."""
         return [self._running().call(method, *args)]
+
+    def rank_status(self) -> tuple[RankStatus, ...]:
+        """The engine's own process."""
+        return () if self._worker is None else (own_status("cpu"),)
 
     def shutdown(self) -> None:
         """Closes the worker, restores torch's number of threads, and releases a bound thread."""

@@ -83,7 +83,7 @@ class PipedProcess(ChildProcess):
 class MultiprocExecutor(ProcessExecutor):
     """Starts a fresh Python process per rank and talks to it over a pipe; see `ProcessExecutor`."""
 
-    contract: ClassVar[tuple[int, int]] = (1, 7)
+    contract: ClassVar[tuple[int, int]] = (1, 8)
     Options: ClassVar[type[PluginOptions]] = MultiprocOptions
     preference: ClassVar[int] = 0
     capabilities = ExecutorCapabilities(

@@ -233,6 +233,38 @@ class ExpectedWorkers:
         return self.devices[rank] if self.devices else ""
 
 
+@dataclass(frozen=True, kw_only=True)
+class RankStatus:
+    """How one worker is, as far as its executor knows without asking it; for those who watch an engine."""
+
+    rank: int
+    stage: int
+    tensor_rank: int
+    node: str = ""
+    """Its machine, in words; "" where it is not known."""
+    device: str = ""
+    """As `Placement.device`."""
+    pid: int | None = None
+    """Process id on its machine."""
+    is_alive: bool = True
+    """False once its process ended, or its machine is gone."""
+    silent_s: float | None = None
+    """Seconds since it last reported; None where it does not report, or has not yet. A worker that is halted, or whose
+    machine does not answer, falls silent; one that hangs in a step does not, and `running_s` grows."""
+    memory_bytes: int | None = None
+    """Resident memory of its process."""
+    device_bytes: int | None = None
+    """That tensors of its process take on its accelerator; None without one."""
+    num_steps: int | None = None
+    """This and the following as of the last report. Steps since the start."""
+    busy_s: float | None = None
+    """Seconds in steps since the start: computing, or waiting for other ranks in them."""
+    last_step_s: float | None = None
+    """Seconds of the last step that is done; None before the first."""
+    running_s: float | None = None
+    """Seconds for which the step runs that is under way; None where none is."""
+
+
 @dataclass(frozen=True)
 class StagedKVLayout(KVLayout):
     """The layout of a model whose layers pipeline stages share: "initialize_cache" takes it in place of a `KVLayout`.
@@ -384,6 +416,11 @@ class Executor(Plugin):
         """Calls `Worker.call` on every rank and returns one answer per rank, in rank order. Each worker answers for
         itself; the host refuses an executor that returns more or fewer answers. The engine calls it between steps; a
         call that follows plans that are not done waits for those that have begun."""
+
+    def rank_status(self) -> tuple[RankStatus, ...]:
+        """Returns how each worker is, in rank order, for metrics and `dovetail top`; empty where nothing is known, as
+        by default. Called from any thread, also while a step runs and after a worker died: it must not wait."""
+        return ()
 
     @abstractmethod
     def shutdown(self) -> None:

@@ -11,6 +11,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from dovetail.contracts.executor import RankStatus
 from dovetail.contracts.plugin import Plugin, PluginOptions
 from dovetail.contracts.router import CacheEvent
 from dovetail.contracts.step import StepTimes
@@ -225,6 +226,15 @@ class SinkTotals:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankState:
+    """One worker of the engine."""
+
+    status: RankStatus
+    kv_bytes: int
+    """Of its KV pages that requests can get; drafters' layers among them on the rank that answers alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineState:
     """What holds for an engine now, also between steps and while it is idle."""
 
@@ -250,6 +260,8 @@ class EngineState:
     """Prompt tokens that the prefix cache did not have and the KV connector was asked for."""
     external_hit_tokens: int = 0
     """Of these, tokens whose blocks were loaded."""
+    ranks: tuple[RankState, ...] = ()
+    """In rank order; empty where the executor says nothing of them."""
 
 
 class TelemetrySink(Plugin):

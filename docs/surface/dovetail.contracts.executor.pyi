@@ -89,6 +89,24 @@ class ExpectedWorkers:
     def device(self, rank: int) -> str: ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class RankStatus:
+    rank: int
+    stage: int
+    tensor_rank: int
+    node: str = ''
+    device: str = ''
+    pid: int | None = None
+    is_alive: bool = True
+    silent_s: float | None = None
+    memory_bytes: int | None = None
+    device_bytes: int | None = None
+    num_steps: int | None = None
+    busy_s: float | None = None
+    last_step_s: float | None = None
+    running_s: float | None = None
+
+
 @dataclass(frozen=True)
 class StagedKVLayout(KVLayout):
     stages: tuple[KVLayout, ...] = ()
@@ -145,5 +163,6 @@ class Executor(Plugin):
     def execute(self, plan: StepPlan) -> Future[StepResult]: ...
     @abstractmethod
     def call(self, method: str, *args: Any) -> list[Any]: ...
+    def rank_status(self) -> tuple[RankStatus, ...]: ...
     @abstractmethod
     def shutdown(self) -> None: ...

@@ -1,6 +1,7 @@
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from dovetail.contracts.executor import RankStatus
 from dovetail.contracts.plugin import Plugin, PluginOptions
 from dovetail.contracts.router import CacheEvent
 from dovetail.contracts.step import StepTimes
@@ -139,6 +140,12 @@ class SinkTotals:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankState:
+    status: RankStatus
+    kv_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineState:
     num_running: int
     num_waiting: int
@@ -155,6 +162,7 @@ class EngineState:
     weight_checksum: str = ''
     external_query_tokens: int = 0
     external_hit_tokens: int = 0
+    ranks: tuple[RankState, ...] = ()
 
 
 class TelemetrySink(Plugin):

@@ -17,6 +17,7 @@ from dovetail.contracts.executor import (
     ExpectedWorkers,
     PendingStep,
     Placement,
+    RankStatus,
     Worker,
     WorkerLayout,
     WorkerSpec,
@@ -24,6 +25,7 @@ from dovetail.contracts.executor import (
 from dovetail.contracts.plugin import Environment, PluginOptions
 from dovetail.contracts.step import StepPlan, StepResult
 from dovetail.executors._graphs import GraphSizes, Sizes, against_sizes, wanted_sizes
+from dovetail.executors._own_status import own_status
 from dovetail.executors._threads import TorchThreads
 
 _MIN_CAPABILITY = (7, 0)
@@ -87,7 +89,7 @@ class GPUExecutor(Executor):
     which CUDA does not work in this process, is a `WorkerError`.
     """
 
-    contract: ClassVar[tuple[int, int]] = (1, 7)
+    contract: ClassVar[tuple[int, int]] = (1, 8)
     Options: ClassVar[type[PluginOptions]] = GPUOptions
     preference: ClassVar[int] = 9
     capabilities = ExecutorCapabilities(device_types=frozenset({"cpu", "cuda"}), enforce_eager=True)
@@ -162,6 +164,10 @@ class GPUExecutor(Executor):
         except WorkerError as error:
             self._failure = error
             raise
+
+    def rank_status(self) -> tuple[RankStatus, ...]:
+        """The engine's own process."""
+        return () if self._worker is None else (own_status(self._placement().device),)
 
     def shutdown(self) -> None:
         """Closes the worker."""

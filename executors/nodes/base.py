@@ -62,7 +62,7 @@ class NodesOptions(ProcessOptions):
 class NodesExecutor(ProcessExecutor):
     """Starts ranks through agents. A subclass says how agents come to join (`gather`)."""
 
-    contract: ClassVar[tuple[int, int]] = (1, 7)
+    contract: ClassVar[tuple[int, int]] = (1, 8)
     Options: ClassVar[type[PluginOptions]] = NodesOptions
     preference: ClassVar[int] = -10
     capabilities = ExecutorCapabilities(

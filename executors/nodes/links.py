@@ -149,6 +149,11 @@ class NodeProcess(WorkerProcess):
         """The machine, and the process id there."""
         return f"node {self._link.name}" if self.pid is None else f"node {self._link.name}, pid {self.pid}"
 
+    @property
+    def node(self) -> str:
+        """The machine's name."""
+        return f"node {self._link.name}"
+
     def connect(self, timeout_s: float) -> Connection:
         """Waits until the process has dialled."""
         deadline = time.monotonic() + timeout_s

@@ -13,6 +13,8 @@ from dovetail.contracts.step import StepPlan
 
 READY = -1
 """Operation id of a worker's reply that it has loaded."""
+STATUS = -2
+"""Operation id of what a worker reports of itself (`Report`), which nobody asked for."""
 
 
 class Launch(NamedTuple):

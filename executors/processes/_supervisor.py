@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 import os
 import pickle
@@ -16,13 +17,14 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from dovetail.contracts.errors import WorkerError
-from dovetail.contracts.executor import Placement
+from dovetail.contracts.executor import Placement, RankStatus
 from dovetail.contracts.step import StepPlan, StepResult
 from dovetail.executors.processes._activity import look_at, suspects
 from dovetail.executors.processes._deadline import DeadlineWatch
-from dovetail.executors.processes._messages import READY, Call, Launch, Reply, Step
+from dovetail.executors.processes._messages import READY, STATUS, Call, Launch, Reply, Step
 from dovetail.executors.processes._operations import Failure, Operation, Timeouts, remote_failure
 from dovetail.executors.processes._processes import WorkerProcesses
+from dovetail.executors.processes._status import Report
 
 DEATH_CHECK_S = 0.5
 """Seconds between checks of the processes. A death usually shows at once, as the end of a pipe; but a child process of
@@ -60,6 +62,8 @@ class WorkerSupervisor:
         self._state_lock = threading.RLock()  # re-entrant: garbage collection may call stop() anywhere
         self._pending: dict[int, Operation] = {}
         self._sending: Operation | None = None  # its answer may come while a rank that halts has not taken it yet
+        self._reports: dict[int, tuple[float, Report]] = {}
+        """By rank, when the process last reported, and what."""
         self._num_operations = 0
         self._error: Failure | None = None  # the first; a death within the grace outranks it
         self._error_deadline = 0.0
@@ -102,6 +106,26 @@ class WorkerSupervisor:
         answered. A worker's `WorkerError`, which says that its process cannot go on, ends all of them."""
         operation = Operation(f"call {method!r}", self._all_ranks(), self._timeouts.start_s, outlives_errors=True)
         return self._submit(operation, lambda op_id: Call(op_id, method, args))
+
+    def status(self) -> tuple[RankStatus, ...]:
+        """What is known of each rank now. From any thread; waits for nobody."""
+        return tuple(self._status(placement) for placement in self._placements)
+
+    def _status(self, placement: Placement) -> RankStatus:
+        process, found = self._workers.processes[placement.rank], self._reports.get(placement.rank)
+        status = RankStatus(
+            rank=placement.rank,
+            stage=placement.stage,
+            tensor_rank=placement.tensor_rank,
+            node=process.node,
+            device=placement.device,
+            pid=process.local_pid,
+            is_alive=not self._workers.is_dead(placement.rank),
+        )
+        if found is None:
+            return status
+        when, report = found
+        return dataclasses.replace(status, silent_s=time.monotonic() - when, **report._asdict())
 
     @property
     def is_ours(self) -> bool:
@@ -250,6 +274,9 @@ class WorkerSupervisor:
         except Exception as error:
             message = f"worker rank {rank} sent an answer that this process cannot read: {error!r}"
             self._note_error(Failure(rank, message, error), ERROR_GRACE_S)
+            return
+        if reply.op_id == STATUS:
+            self._reports[rank] = time.monotonic(), reply.value
             return
         with self._state_lock:
             operation = self._pending.get(reply.op_id)

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from dovetail.contracts.errors import WorkerError
-from dovetail.contracts.executor import Executor, ExecutorNeed, Placement, WorkerLayout, WorkerSpec
+from dovetail.contracts.executor import Executor, ExecutorNeed, Placement, RankStatus, WorkerLayout, WorkerSpec
 from dovetail.contracts.plugin import PluginOptions
 from dovetail.contracts.step import StepPlan, StepResult
 from dovetail.executors.processes._operations import Timeouts
@@ -128,6 +128,10 @@ class ProcessExecutor(Executor):
     def call(self, method: str, *args: Any) -> list[Any]:
         """Calls an operation on every rank and waits for all answers."""
         return self._started().call(method, args).result()
+
+    def rank_status(self) -> tuple[RankStatus, ...]:
+        """What the processes reported last, which they do once per second; empty before `start`."""
+        return () if self._supervisor is None else self._supervisor.status()
 
     def shutdown(self) -> None:
         """Asks the workers to stop; after some seconds kills them."""

@@ -24,6 +24,11 @@ class WorkerProcess(ABC):
         """Text for messages, in brackets after the rank."""
         return f"pid {self.local_pid}" if self.local_pid is not None else "on another machine"
 
+    @property
+    def node(self) -> str:
+        """The worker's machine, in words."""
+        return "this machine" if self.local_pid is not None else "another machine"
+
     @abstractmethod
     def connect(self, timeout_s: float) -> Connection:
         """Returns the driver's end of a connection whose other end the process gives to `serve`. Called once, when the

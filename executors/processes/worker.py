@@ -17,13 +17,16 @@ from dovetail.contracts.errors import PluginError
 from dovetail.contracts.executor import Worker, WorkerSpec
 from dovetail.executors._cores import BoundThread
 from dovetail.executors.processes._activity import ActivityLog
-from dovetail.executors.processes._messages import READY, Launch, Reply, Step, describe
+from dovetail.executors.processes._messages import READY, STATUS, Launch, Reply, Step, describe
+from dovetail.executors.processes._status import StatusReporter
 
 STOP_S = 5.0
 """Seconds to wait for a process to end, at each stage: asked, terminated, killed."""
 _ORPHAN_CHECK_S = 1.0
 _STOP_ASKED = select.POLLRDHUP if sys.platform == "linux" else 0
 """Poll event: the driver sends no more messages. Systems other than Linux report only the end of both directions."""
+_SENDS = threading.Lock()
+"""Answers and reports are sent by two threads."""
 
 
 def serve(connection: Connection) -> None:
@@ -62,7 +65,9 @@ def serve_launch(connection: Connection) -> None:
         with contextlib.suppress(EOFError, OSError):  # the connection's end: _serve hands on no error of the worker
             _send(connection, Reply(READY, None))
             activity.note("finished loading")
-            _serve(connection, worker, activity, replies_to_steps=launch.placement.answers)
+            status = StatusReporter(launch.placement.device, lambda report: _send(connection, Reply(STATUS, report)))
+            status.start()
+            _serve(connection, worker, activity, status, replies_to_steps=launch.placement.answers)
     finally:
         worker.close()
 
@@ -84,25 +89,32 @@ def _build(launch: Launch) -> Worker:
     return worker
 
 
-def _serve(connection: Connection, worker: Worker, activity: ActivityLog, replies_to_steps: bool) -> NoReturn:
+def _serve(
+    connection: Connection, worker: Worker, activity: ActivityLog, status: StatusReporter, replies_to_steps: bool
+) -> NoReturn:
     while True:
         op_id, *_ = operation = pickle.loads(connection.recv_bytes())
         label = operation.label
         activity.note(f"began {label}")
         try:
             if isinstance(operation, Step):
+                status.step_begins()
                 result = worker.execute(operation.plan)
+                status.step_ends()
                 if replies_to_steps:
                     _send(connection, Reply(op_id, result))
             else:
                 _send(connection, Reply(op_id, worker.call(operation.method, *operation.args)))
         except Exception as error:
+            status.step_ends()
             _send(connection, Reply(op_id, None, describe(error)))
         activity.note(f"finished {label}")
 
 
 def _send(connection: Connection, reply: Reply) -> None:
-    connection.send_bytes(pickle.dumps(reply, pickle.HIGHEST_PROTOCOL))
+    data = pickle.dumps(reply, pickle.HIGHEST_PROTOCOL)
+    with _SENDS:
+        connection.send_bytes(data)
 
 
 def _exit_with_driver(fd: int, launch: Launch) -> None:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from rich.console import Console
 
 from dovetail import LLM, SamplingParams
 from dovetail.commands import RankEstimate, explain, load_config
 from dovetail.contracts.errors import ConfigError
+from dovetail.contracts.executor import Executor
 from dovetail.contracts.outputs import RequestOutput
+from dovetail.plugins.commands.top.ranks import ranks_between
+from dovetail.plugins.commands.top.scrape import Snapshot, parse
+from dovetail.plugins.commands.top.screen import rank_table
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 
 PROMPTS = [[5, 9, 33, 70, 12], [100, 4], list(range(3, 60)), [7, 8, 9, 7, 8, 9, 7, 8], [61] * 20, [2, 4, 8, 16, 32, 64]]
@@ -54,7 +62,9 @@ def alone(llama: Path) -> Iterator[LLM]:
 def test_two_stages_give_the_tokens_of_one_process(llama: Path, alone: LLM) -> None:
     """Greedy, seeded and scored, in chunks, while requests are preempted and swapped."""
     cache = SHORT_OF_BLOCKS | {"swap_gib": 0.0001}
-    with LLM(**sections(llama, 2, cache=cache, executor={"stage_layers": [3, 1]})) as llm:
+    executor = {"stage_layers": [3, 1]}
+    with LLM(**sections(llama, 2, cache=cache, executor=executor, telemetry=["prometheus"])) as llm:
+        before = parse(llm.engine.metrics().body.decode())
         assert llm.engine.config.executor.name == "multiproc"
         for params in (GREEDY, SEEDED):
             assert tokens(llm.generate(PROMPTS, params)) == tokens(alone.generate(PROMPTS, params))
@@ -63,8 +73,44 @@ def test_two_stages_give_the_tokens_of_one_process(llama: Path, alone: LLM) -> N
         assert [output.outputs[0].logprobs for output in found] == [output.outputs[0].logprobs for output in expected]
         assert [output.prompt_logprobs for output in found] == [output.prompt_logprobs for output in expected]
         counts = llm.engine.tokens._parts.kv.statistics()
+        check_top(llm, before)
     assert counts.num_swapped_out_blocks > 0
     assert counts.num_swapped_in_blocks > 0
+
+
+def check_top(llm: LLM, before: Snapshot) -> None:
+    """`dovetail top` shows both ranks: processes that answer and computed all steps, with the KV pages of their
+    layers."""
+    wait_for_reports(llm.engine.tokens._parts.executor)
+    ranks = ranks_between(before, parse(llm.engine.metrics().body.decode()))
+    assert [(row.rank, row.stage, row.tensor_rank, row.node, row.device, row.state) for row in ranks] == [
+        (0, 0, 0, "this machine", "cpu", "alive"),
+        (1, 1, 0, "this machine", "cpu", "alive"),
+    ]
+    assert {psutil.Process(row.pid).ppid() for row in ranks} == {os.getpid()}
+    assert ranks[0].kv_bytes == 3 * (ranks[1].kv_bytes or 0) > 0
+    assert ranks[0].num_steps == ranks[1].num_steps
+    assert all(
+        (row.memory_bytes or 0) > 2**20 and (row.last_step_s or 0) > 0 and 0 < (row.busy or 0) <= 1 for row in ranks
+    )
+    console = Console(width=200)
+    with console.capture() as shown:
+        console.print(rank_table(ranks))
+    assert all(f"{row.pid}" in shown.get() for row in ranks)
+
+
+def wait_for_reports(executor: Executor) -> None:
+    """Until both workers have reported the last step."""
+    deadline = time.monotonic() + 60
+    while True:
+        found = executor.rank_status()
+        if (
+            min(one.num_steps or 0 for one in found) > 10
+            and len({(one.num_steps, one.running_s) for one in found}) == 1
+        ):
+            return
+        assert time.monotonic() < deadline, found
+        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,16 @@
-"""`dovetail top`: the load, the rates and the latencies of a server, live, from its metrics."""
+"""`dovetail top`: the load, the rates, the latencies and the workers of a server, live, from its metrics."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from contextlib import suppress
 from typing import Annotated, ClassVar
 
 import httpx
 import typer
+from rich.console import Group
 from rich.live import Live
-from rich.table import Table
 
 from dovetail.commands import create_console
 from dovetail.commands.http import without_password
@@ -17,15 +18,16 @@ from dovetail.contracts.command import Command
 from dovetail.contracts.errors import DovetailError
 from dovetail.plugins.commands.top.figures import figures_between, load_of
 from dovetail.plugins.commands.top.keyboard import Keyboard
+from dovetail.plugins.commands.top.ranks import ranks_between
 from dovetail.plugins.commands.top.scrape import NOTHING, Snapshot, metrics_url, read
-from dovetail.plugins.commands.top.screen import data_of, table_of
+from dovetail.plugins.commands.top.screen import data_of, rank_table, table_of
 
-app = typer.Typer(help="Show a server's load, rates and latencies, live.", rich_markup_mode=None)
+app = typer.Typer(help="Show a server's load, rates, latencies and workers, live.", rich_markup_mode=None)
 _EXAMPLE = "Example: dovetail top localhost:8000 --once --json"
 
 
 class TopCommand(Command):
-    """Show a server's load, rates and latencies, live."""
+    """Show a server's load, rates, latencies and workers, live."""
 
     contract: ClassVar[tuple[int, int]] = (1, 0)
 
@@ -40,7 +42,7 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Read twice, print one table, and exit.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, an object per line.")] = False,
 ) -> None:
-    """Show a server's load, rates and latencies, live; q ends it.
+    """Show a server's load, rates, latencies and workers, live; q ends it.
 
     The numbers are those of the server's metrics. Percentiles are read off histograms: they lie between the bounds of a
     bucket.
@@ -92,14 +94,17 @@ class _View:
         now: Snapshot = read(self._client, self._url)
         self._before, self._now = self._now, now
 
-    def table(self, trouble: str | None = None) -> Table:
-        """For people."""
+    def table(self, trouble: str | None = None) -> Group:
+        """For people: the server's figures, and a row for each worker."""
         before, now = self._before, self._now
-        return table_of(
+        figures = table_of(
             self._shown_url, load_of(now), figures_between(before, now), figures_between(NOTHING, now), trouble
         )
+        ranks = ranks_between(before, now)
+        return Group(figures, rank_table(ranks)) if ranks else Group(figures)
 
     def data(self) -> dict[str, object]:
         """For programs."""
         before, now = self._before, self._now
-        return data_of(self._shown_url, load_of(now), figures_between(before, now), figures_between(NOTHING, now))
+        data = data_of(self._shown_url, load_of(now), figures_between(before, now), figures_between(NOTHING, now))
+        return data | {"ranks": [dataclasses.asdict(row) | {"state": row.state} for row in ranks_between(before, now)]}

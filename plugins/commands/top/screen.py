@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
 from dovetail.plugins.commands.top.figures import Figures, Load, Quantiles
+from dovetail.plugins.commands.top.ranks import RankRow
 
 _LATENCY_ROWS = {
     "ttft": "time to first token",
@@ -37,6 +38,39 @@ def table_of(url: str, load: Load, recent: Figures, total: Figures, trouble: str
     for name, was, is_ in _rows(recent, total):
         table.add_row(Text(name), was, is_)
     return table
+
+
+def rank_table(ranks: Sequence[RankRow]) -> Table:
+    """A row for each worker; columns of which nothing is known are left out."""
+    columns = {
+        "replica": [row.engine if len({other.engine for other in ranks}) > 1 else "" for row in ranks],
+        "rank": [str(row.rank) for row in ranks],
+        "stage": [str(row.stage) for row in ranks],
+        "tensor rank": [str(row.tensor_rank) for row in ranks],
+        "node": [row.node for row in ranks],
+        "pid": ["" if row.pid is None else str(row.pid) for row in ranks],
+        "device": [row.device for row in ranks],
+        "state": [row.state for row in ranks],
+        "memory": [_size(row.memory_bytes) for row in ranks],
+        "GPU memory": [_size(row.device_bytes) for row in ranks],
+        "KV cache": [_size(row.kv_bytes) for row in ranks],
+        "steps": ["" if row.num_steps is None else f"{row.num_steps:,.0f}" for row in ranks],
+        "last step": ["" if row.last_step_s is None else _seconds(row.last_step_s) for row in ranks],
+        "in steps": [_percent(row.busy) for row in ranks],
+    }
+    table = Table(title="workers", title_justify="left")
+    shown = {name: cells for name, cells in columns.items() if any(cells)}
+    for name in shown:
+        table.add_column(name)
+    for cells in zip(*shown.values(), strict=True):
+        table.add_row(*map(Text, cells))
+    return table
+
+
+def _size(num_bytes: float | None) -> str:
+    if num_bytes is None:
+        return ""
+    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"
 
 
 def data_of(url: str, load: Load, recent: Figures, total: Figures) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from dovetail.plugins.telemetry.prometheus import names
 from dovetail.plugins.telemetry.prometheus.arms import Arm, ArmLabels, Arms
 from dovetail.plugins.telemetry.prometheus.histogram import Histogram
 from dovetail.plugins.telemetry.prometheus.page import Labels, Page
+from dovetail.plugins.telemetry.prometheus.ranks import write_ranks
 
 _ARM = ("drafter", "adapter", "weight_version", "experiment", "arm")
 
@@ -46,6 +47,7 @@ class Writer:
         page = Page()
         self._write_state(page, state)
         self._write_sinks(page, state)
+        write_ranks(page, self._own, state.ranks)
         self._write_steps(page)
         self._write_speculation(page, state)
         arms = self._counted.arms.items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
@@ -15,14 +16,18 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.text import Text
 from typer.testing import CliRunner
 
 from dovetail import LLM, SamplingParams
 from dovetail.contracts.errors import ConfigError, DovetailError
 from dovetail.plugins.commands.top.command import app
 from dovetail.plugins.commands.top.figures import figures_between, load_of, quantile
+from dovetail.plugins.commands.top.ranks import ranks_between
 from dovetail.plugins.commands.top.scrape import NOTHING, metrics_url, parse
+from dovetail.plugins.commands.top.screen import rank_table
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
+from dovetail.worker.kv_layout import stage_block_bytes
 
 Answer = tuple[int, str, bytes]
 BOUNDS = (0.1, 0.5, 1.0, 5.0)
@@ -119,6 +124,9 @@ def test_the_figures_of_a_real_engine(busy_server: str, llm: LLM) -> None:
     data = json.loads(run(busy_server, "--once", "--json"))
     assert data["url"] == f"http://{busy_server}/metrics"
     assert data["now"] == {"running": 0, "waiting": 0, "kv_usage": 0.0, "sinks_off": [], "engines": {}}
+    [rank] = data["ranks"]
+    assert (rank["rank"], rank["node"], rank["pid"], rank["state"]) == (0, "this machine", os.getpid(), "alive")
+    assert rank["kv_bytes"] == 399 * stage_block_bytes(llm.engine.tokens._parts.kv.layout)[0]
     last, total = data["interval"], data["since_start"]
     assert (last["generation_tokens"], total["generation_tokens"]) == (60, 120)
     assert (last["ended"], total["ended"]) == ({"length": 3}, {"length": 6})
@@ -141,6 +149,38 @@ def test_the_table_of_a_real_engine(busy_server: str) -> None:
     for words in ("running", "output tokens/s", "time to first token p50 / p99", "acceptance of lookup", "120 tokens"):
         assert words in shown
     assert shown.count("since start") == 1
+
+
+RANKS = """\
+# TYPE dovetail:rank_info gauge
+dovetail:rank_info{engine="0",rank="0",stage="0",tensor_rank="0",node="node a",device="cuda:0",pid="12"} 1
+dovetail:rank_info{engine="1",rank="0",stage="0",tensor_rank="0",node="node b",device="cuda:0",pid="13"} 1
+dovetail:rank_info{engine="1",rank="1",stage="1",tensor_rank="0",node="node b",device="cuda:1",pid=""} 1
+# TYPE dovetail:rank_up gauge
+dovetail:rank_up{engine="0",rank="0",stage="0"} 1
+dovetail:rank_up{engine="1",rank="0",stage="0"} 0
+dovetail:rank_up{engine="1",rank="1",stage="1"} 1
+# TYPE dovetail:rank_silent_seconds gauge
+dovetail:rank_silent_seconds{engine="0",rank="0",stage="0"} 0.4
+dovetail:rank_silent_seconds{engine="1",rank="1",stage="1"} 9
+# TYPE dovetail:rank_running_step_seconds gauge
+dovetail:rank_running_step_seconds{engine="0",rank="0",stage="0"} 7.2
+# TYPE dovetail:rank_device_memory_bytes gauge
+dovetail:rank_device_memory_bytes{engine="0",rank="0",stage="0"} 3221225472
+"""
+
+
+def test_workers_of_replicas_that_hang_ended_or_fell_silent() -> None:
+    ranks = ranks_between(NOTHING, parse(RANKS))
+    assert [(row.engine, row.rank, row.node, row.pid, row.state) for row in ranks] == [
+        ("0", 0, "node a", 12, "in a step for 7 s"),
+        ("1", 0, "node b", 13, "ended"),
+        ("1", 1, "node b", None, "silent for 9 s"),
+    ]
+    table = rank_table(ranks)
+    titles = ["replica", "rank", "stage", "tensor rank", "node", "pid", "device", "state", "GPU memory"]
+    assert [column.header for column in table.columns] == titles
+    assert list(table.columns[-1].cells) == [Text("3.00 GiB"), Text(""), Text("")]
 
 
 def test_vllm_s_names_old_and_new() -> None:
