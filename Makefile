@@ -6,7 +6,7 @@
 # make test-kernels    every case of the Triton kernels in the interpreter, and compiled for every GPU, where a kernel changed or
 #                      Triton's version did
 # make test-browser    the playground and the documentation in Chromium, which must be installed (apt-get install chromium)
-# make test-ray        the executor `ray` over two raylets; installs Ray
+# make test-ray        the executor `ray` and Ray Serve over two raylets; installs Ray
 # make test-reference  the whole suite once more over the plain attention backend
 # make test-triton-versions  compiles every kernel with each Triton that an allowed torch pins (fetched into .tritons)
 # make check  ruff, mypy, the import rule, the size report, the public surface, the page on compatibility
@@ -59,7 +59,7 @@ test-browser: $(VENV)/.dev site
 
 # In no other target: Ray is larger than all else that the tests need, torch excepted.
 test-ray: $(VENV)/.dev
-	$(PIP) install -c constraints.txt -e ".[ray]"
+	$(PIP) install -c constraints.txt -e ".[ray,ray-serve]"
 	$(BIN)/python -m pytest -q -m ray
 
 # In no other target: three wheels of Triton are fetched.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -11,19 +10,15 @@ from typing import ClassVar
 import typer
 
 from dovetail.commands import LayeredConfig, create_console, resolve_server, takes_model_or_config
-from dovetail.commands.telemetry import with_sink
 from dovetail.contracts.command import Command
-from dovetail.contracts.errors import ConfigError
 from dovetail.plugins.server.api import check_tls, listen
 from dovetail.plugins.server.api_process import APIJob
+from dovetail.plugins.server.preparation import prepared
 from dovetail.plugins.server.replica_machine import replica_shares
 from dovetail.plugins.server.settings import ServerSettings, server_settings
 from dovetail.plugins.server.supervisor import RestartPolicy, Supervisor
 
 app = typer.Typer(help="Serve a model over HTTP.", rich_markup_mode=None)
-
-_METRICS = "prometheus"
-"""The telemetry sink that the route `metrics` shows."""
 
 _EXAMPLES = """\b
 Examples:
@@ -64,9 +59,7 @@ def serve(layered: LayeredConfig) -> None:
     listener = listen(settings)
     if settings.uds is None:
         settings = replace(settings, port=listener.getsockname()[1])
-    names = tuple(server.section["served_model_name"])
-    _check_adapter_names(layered, names or (str(layered.config.model.path),))
-
+    layered = prepared(layered, server)
     restart = RestartPolicy(**server.section["restart"])
 
     def job(addresses: tuple[str, ...]) -> APIJob:
@@ -75,15 +68,14 @@ def serve(layered: LayeredConfig) -> None:
             router=server.router,
             retries=server.section["retries"],
             settings=settings,
-            model_names=names,
+            model_names=tuple(server.section["served_model_name"]),
             routes=server.routes,
             num_api_processes=server.section["api_server_count"],
             restarts_engine=restart.policy != "never",
         )
 
-    layered = _reading_ahead(layered)
     supervisor = Supervisor(
-        with_sink(layered, _METRICS) if "metrics" in server.routes else layered,
+        layered,
         job,
         listener,
         num_api_processes=server.section["api_server_count"],
@@ -96,26 +88,6 @@ def serve(layered: LayeredConfig) -> None:
         if settings.uds is not None:
             Path(settings.uds).unlink(missing_ok=True)
     raise typer.Exit(code)
-
-
-def _check_adapter_names(layered: LayeredConfig, names: Collection[str]) -> None:
-    """Raises `ConfigError` for an adapter that no request could choose."""
-    for name in names:
-        if name in layered.config.lora.modules:
-            origin = layered.origin(("lora", "modules", name))
-            raise ConfigError(
-                f"lora.modules ({origin}) calls an adapter {name!r}, which is the name of the model itself: call one"
-                " of them otherwise (server.served_model_name)"
-            )
-
-
-def _reading_ahead(layered: LayeredConfig) -> LayeredConfig:
-    """No request of a server waits for the vocabulary of grammars, unless the config says otherwise."""
-    grammar = layered.config.grammar
-    if grammar is None or grammar.read_ahead is not None:
-        return layered
-    changed = grammar.model_copy(update={"read_ahead": True})
-    return replace(layered, config=layered.config.model_copy(update={"grammar": changed}))
 
 
 def _announce(layered: LayeredConfig, settings: ServerSettings) -> None:

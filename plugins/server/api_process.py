@@ -25,10 +25,9 @@ from dovetail import RemoteEngine, ReplicatedEngine
 from dovetail.commands import Component, create_class
 from dovetail.commands.installed import import_environment, module_command
 from dovetail.contracts.errors import ConfigError, DovetailError
-from dovetail.contracts.route import Route
 from dovetail.contracts.router import Router
 from dovetail.plugins.server.api import APIServer
-from dovetail.plugins.server.app import create_app, names_route
+from dovetail.plugins.server.app import create_app, create_routes
 from dovetail.plugins.server.host import ServerHost
 from dovetail.plugins.server.settings import ServerSettings
 
@@ -141,8 +140,7 @@ async def serve(job: APIJob, listener: socket.socket, on_ready: Callable[[], Non
             job.settings.request_chat_templates,
             restarts_engine=job.restarts_engine,
         )
-        routes = {label: _create(label, component, host) for label, component in job.routes.items()}
-        app = create_app(host, routes, job.settings)
+        app = create_app(host, create_routes(job.routes, host), job.settings)
         # What was imported and built stays: looking through it for garbage would hold up all streams.
         gc.collect()
         gc.freeze()
@@ -155,13 +153,6 @@ async def _connect(job: APIJob) -> RemoteEngine | ReplicatedEngine:
     plugin, options = create_class(job.router)
     assert issubclass(plugin, Router)
     return await ReplicatedEngine.connect(job.engines, partial(plugin, options), retries=job.retries)
-
-
-def _create(label: str, component: Component, host: ServerHost) -> Route:
-    plugin, options = create_class(component)
-    assert issubclass(plugin, Route)
-    with names_route(label):
-        return plugin(options, host)
 
 
 def main() -> None:

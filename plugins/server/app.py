@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
 
+from dovetail.commands import Component, create_class
 from dovetail.contracts.errors import ConfigError, DovetailError, PluginError
 from dovetail.contracts.route import Route
 from dovetail.plugins.server.auth import APIKeys
@@ -56,6 +57,18 @@ def create_app(host: ServerHost, routes: Mapping[str, Route], settings: ServerSe
     )
     _mount(app, routes)
     return app
+
+
+def create_routes(components: Mapping[str, Component], host: ServerHost) -> dict[str, Route]:
+    """The routes of one API process, by label."""
+    return {label: _create(label, component, host) for label, component in components.items()}
+
+
+def _create(label: str, component: Component, host: ServerHost) -> Route:
+    plugin, options = create_class(component)
+    assert issubclass(plugin, Route)
+    with names_route(label):
+        return plugin(options, host)
 
 
 @contextmanager

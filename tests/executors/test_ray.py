@@ -1,14 +1,18 @@
-"""The `ray` executor over a cluster of two raylets on this machine. `make test-ray` installs Ray and runs these."""
+"""The `ray` executor, and replicas of Ray Serve, over two raylets on this machine. `make test-ray` installs Ray for
+these."""
 
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
@@ -16,6 +20,7 @@ from dovetail import LLM, SamplingParams
 from dovetail.contracts.errors import WorkerError
 from dovetail.contracts.executor import ExecutorNeed
 from dovetail.executors.ray import RayExecutor, RayOptions
+from dovetail.plugins.server.ray_serve import app
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 from dovetail.testing.toy_worker import ToySpec, toy_plan
 
@@ -71,19 +76,19 @@ def run_steps(executor: RayExecutor) -> None:
         executor.execute(toy_plan(step_id)).result(timeout=60)
 
 
-@pytest.mark.usefixtures("cluster")
-@pytest.mark.parametrize("split", [{"tensor_parallel": 2}, {"pipeline_parallel": 2}], ids=str)
-def test_an_engine_over_two_raylets_gives_the_tokens_of_one_process(tmp_path: Path, split: dict[str, int]) -> None:
-    save_tiny_model(tmp_path, tiny_config("llama"))
+def tokens_of(model: Path, prompts: list[list[int]], **executor: Any) -> list[list[int]]:
+    config = {"path": str(model), "tokenizer_mode": "none", "dtype": "float32"}
     params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+    with LLM(model=config, cache={"num_blocks": 60}, executor={"threads": 1, **executor}) as llm:
+        return [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
 
-    def run(**executor: Any) -> list[list[int]]:
-        model = {"path": str(tmp_path), "tokenizer_mode": "none", "dtype": "float32"}
-        with LLM(model=model, cache={"num_blocks": 60}, executor={"threads": 1, **executor}) as llm:
-            outputs = llm.generate([[7, 8, 9, 7, 8, 9], [100, 4, 33]], params, use_tqdm=False)
-            return [output.outputs[0].token_ids for output in outputs]
 
-    assert run(name="ray", nodes=2, strategy="STRICT_SPREAD", **split) == run(name="cpu")
+@pytest.mark.usefixtures("cluster")
+def test_an_engine_over_two_raylets_gives_the_tokens_of_one_process(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, tiny_config("llama"))
+    prompts = [[7, 8, 9, 7, 8, 9], [100, 4, 33]]
+    over_ray = tokens_of(tmp_path, prompts, name="ray", num_cpus=0.5, tensor_parallel=2, pipeline_parallel=2)
+    assert over_ray == tokens_of(tmp_path, prompts, name="cpu")
 
 
 @pytest.mark.usefixtures("cluster")
@@ -163,6 +168,54 @@ def test_actors_and_ranks_end_with_the_driver(cluster: Any) -> None:
         driver.kill()
     assert len(processes) == 6
     assert all_end(processes)
+
+
+@pytest.fixture
+def serve_url(cluster: Any) -> Iterator[str]:
+    """Where Ray Serve listens."""
+    from ray import serve
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    serve.start(http_options={"host": "127.0.0.1", "port": port, "location": "HeadOnly"})
+    yield f"http://127.0.0.1:{port}"
+    serve.shutdown()
+
+
+def test_two_replicas_of_ray_serve_answer_and_one_may_be_killed(serve_url: str, tmp_path: Path) -> None:
+    """With the tokens of one process."""
+    from ray import serve
+
+    save_tiny_model(tmp_path, tiny_config("llama"))
+    prompt = [7, 8, 9, 7, 8, 9]
+    expected = tokens_of(tmp_path, [prompt], name="cpu")[0]
+    config = {
+        "model": {"path": str(tmp_path), "tokenizer_mode": "none", "dtype": "float32"},
+        "cache": {"num_blocks": 60},
+        "server": {"served_model_name": "tiny"},
+    }
+    serve.run(app({"config": config, "num_replicas": 2}))
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": 16, "temperature": 0, "ignore_eos": True}
+
+    def answer(_: int) -> Any:
+        response = httpx.post(f"{serve_url}/v1/completions", json={**body, "return_token_ids": True}, timeout=60)
+        return response.json()["choices"][0]["token_ids"] if response.is_success else response.text
+
+    replicas = [process for process in psutil.Process().children(recursive=True) if is_replica(process)]
+    assert len(replicas) == 2
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(answer, range(8))) == [expected] * 8
+        processes = [replicas[0], *replicas[0].children(recursive=True)]
+        replicas[0].kill()
+        assert all_end(processes)
+        assert list(pool.map(answer, range(8))) == [expected] * 8
+
+
+def is_replica(process: psutil.Process) -> bool:
+    try:
+        return process.cmdline()[0].startswith("ray::ServeReplica")
+    except (psutil.NoSuchProcess, IndexError):  # it ended
+        return False
 
 
 def test_a_raylet_that_is_removed_is_named(cluster: Any) -> None:
