@@ -90,13 +90,20 @@ class Proxy:
     async def _ask_prefill(
         self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]
     ) -> dict[str, Any] | Response | None:
-        """Where the blocks are; what a server says to a request that it refuses; None where none of them answers."""
+        """Where the blocks are; what a server says to a request that it refuses; None where none of them answers.
+
+        A server that takes too long is left out for as long as it was waited for: one request pays for it, not each.
+        """
         content, failures = orjson.dumps(prefill_body(body)), []
-        for url in self._prefill.in_turn():
+        for url in self._prefill.that_answer():
             try:
                 async with asyncio.timeout(self._prefill_timeout_s):
                     response = await self._client.post(url + path, content=content, headers=headers)
-            except (httpx.HTTPError, TimeoutError) as error:
+            except TimeoutError as error:
+                self._prefill.note_silence(url, self._prefill_timeout_s)
+                failures.append(f"{url}: {_why(error)}")
+                continue
+            except httpx.HTTPError as error:
                 self._prefill.note_failure(url)
                 failures.append(f"{url}: {_why(error)}")
                 continue
@@ -111,7 +118,10 @@ class Proxy:
                 return _passed_on(response, response.content)
             found = orjson.loads(response.content).get(TRANSFER_PARAMS)
             return found if isinstance(found, dict) else None
-        logger.warning("no prefill server answers, and a decode server computes the prompt: %s", "; ".join(failures))
+        if failures:  # else they were warned of when they took too long
+            logger.warning(
+                "no prefill server answers, and a decode server computes the prompt: %s", "; ".join(failures)
+            )
         return None
 
     async def _ask_decode(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Response:

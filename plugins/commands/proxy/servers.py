@@ -17,6 +17,7 @@ class Servers:
         self._urls = list(urls)
         self._next = 0
         self._failed_at: dict[str, float] = {}
+        self._silent_until: dict[str, float] = {}
 
     def in_turn(self) -> list[str]:
         """All of them, in the order in which one request tries them."""
@@ -25,9 +26,19 @@ class Servers:
         urls = [*self._urls[first:], *self._urls[:first]]
         return sorted(urls, key=self._has_failed)
 
+    def that_answer(self) -> list[str]:
+        """As `in_turn`, without those that took too long lately; may be empty."""
+        now = time.monotonic()
+        return [url for url in self.in_turn() if self._silent_until.get(url, now) <= now]
+
     def note_failure(self, url: str) -> None:
         """It did not answer as it should."""
         self._failed_at[url] = time.monotonic()
+
+    def note_silence(self, url: str, for_s: float) -> None:
+        """It took too long, and is not worth waiting for in the next `for_s` seconds."""
+        self.note_failure(url)
+        self._silent_until[url] = time.monotonic() + for_s
 
     def note_answer(self, url: str) -> None:
         """It answers."""

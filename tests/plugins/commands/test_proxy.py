@@ -55,16 +55,20 @@ class Site:
         self, path: str, body: dict[str, Any], prefill_timeout_s: float = 60.0, **servers: list[str]
     ) -> httpx.Response:
         """Of a proxy that was made for this request."""
-        return asyncio.run(self._ask(path, body, prefill_timeout_s, servers))
+        return asyncio.run(self._ask(path, [body], prefill_timeout_s, servers))[0]
+
+    def ask_in_turn(self, path: str, bodies: list[dict[str, Any]], prefill_timeout_s: float) -> list[httpx.Response]:
+        """Of one proxy, one request after the other."""
+        return asyncio.run(self._ask(path, bodies, prefill_timeout_s, {}))
 
     async def _ask(
-        self, path: str, body: dict[str, Any], prefill_timeout_s: float, servers: dict[str, list[str]]
-    ) -> httpx.Response:
+        self, path: str, bodies: list[dict[str, Any]], prefill_timeout_s: float, servers: dict[str, list[str]]
+    ) -> list[httpx.Response]:
         prefill, decode = servers.get("prefill", [self.prefill]), servers.get("decode", [self.decode])
         proxy = Proxy(Servers(prefill), Servers(decode), create_client(), prefill_timeout_s)
         try:
             async with httpx.AsyncClient(transport=httpx.ASGITransport(proxy.app()), base_url="http://proxy") as client:
-                return await client.post(path, json=body)
+                return [await client.post(path, json=body) for body in bodies]
         finally:
             await proxy.close()
 
@@ -175,13 +179,16 @@ def test_without_a_prefill_server_the_decode_server_computes(site: Site) -> None
     assert (choices[0]["finish_reason"], found) == ("length", 0)
 
 
-def test_a_prefill_server_that_takes_too_long_is_warned_of_once(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_prefill_server_that_takes_too_long_is_waited_for_and_warned_of_once(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    bodies = [{**COMPLETE, "cache_salt": f"late {number}"} for number in range(2)]
     with paused(site.engines[0]), caplog.at_level(logging.WARNING, "dovetail.proxy"):
-        answer = site.ask("/v1/completions", {**COMPLETE, "cache_salt": "late"}, prefill_timeout_s=0.2)
+        answers = site.ask_in_turn("/v1/completions", bodies, prefill_timeout_s=3.0)
         # The proxy has hung up: nothing of the request waits there for the engine to go on.
         wait_until(lambda: not site.engines[0]._engine.request_ids, "the prefill server aborts the request")
-    choices, found = shown(answer)
-    assert (choices[0]["finish_reason"], found) == ("length", 0)
+    for choices, found in map(shown, answers):
+        assert (choices[0]["finish_reason"], found) == ("length", 0)
     (warning,) = [one.getMessage() for one in caplog.records if one.name == "dovetail.proxy"]
     assert warning == (
         f"no prefill server answers, and a decode server computes the prompt: {site.prefill}: it took too long"
