@@ -15,7 +15,7 @@ SCRIPTS = Path(sys.executable).parent
 def run(*arguments: str) -> str:
     """Runs the installed command and returns what it printed."""
     completed = subprocess.run([str(SCRIPTS / "dovetail"), *arguments], capture_output=True, text=True)
-    assert completed.returncode == 0, completed.stderr
+    assert completed.returncode == 0, completed.stdout + completed.stderr
     return completed.stdout
 
 
