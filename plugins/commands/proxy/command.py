@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 from typing import Annotated, ClassVar
 
 import typer
@@ -12,6 +13,7 @@ from dovetail.commands import create_console
 from dovetail.commands.checks import require
 from dovetail.commands.http import create_client, parse_base_url
 from dovetail.contracts.command import Command
+from dovetail.contracts.errors import ConfigError
 from dovetail.plugins.commands.proxy.forwarding import Proxy
 from dovetail.plugins.commands.proxy.servers import Servers
 
@@ -57,9 +59,20 @@ def proxy(
         create_client(),
         prefill_timeout,
     )
+    listener = _listen(host, port)
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
     logging.getLogger("httpx").setLevel("WARNING")
     create_console(stderr=True).print(f"proxy at http://{host}:{port}/v1 (Ctrl-C ends)", soft_wrap=True)
-    uvicorn.run(
-        forwards.app(), host=host, port=port, log_config=None, access_log=False, timeout_graceful_shutdown=_CLOSING_S
-    )
+    settings = uvicorn.Config(forwards.app(), log_config=None, access_log=False, timeout_graceful_shutdown=_CLOSING_S)
+    uvicorn.Server(settings).run([listener])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise ConfigError(
+            f"the proxy cannot listen on {host}:{port}: {error.strerror or error}; give --host and --port an address"
+            " that is free"
+        ) from error

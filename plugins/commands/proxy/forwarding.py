@@ -6,11 +6,13 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import orjson
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
@@ -29,11 +31,22 @@ _RETURNED = ("content-type", "retry-after", "x-request-id")
 _STREAM = "text/event-stream"
 
 
+@dataclass(frozen=True)
+class _Prefilled:
+    """What came of asking prefill servers; nothing, where none of them answers."""
+
+    params: dict[str, Any] | None = None
+    """Where the blocks are."""
+    refusal: str = ""
+    """Why a server refuses the request, with its address."""
+
+
 class Proxy:
     """One request becomes two: prompt to a prefill server, all of it to a decode server with where the blocks are.
 
-    Where no prefill server answers, the decode server computes the prompt. A decode server that fails before it sent
-    anything is followed by the next; one that fails later ends the stream with an error.
+    Where no prefill server answers, or the one that does refuses the request, the decode server computes the prompt, or
+    refuses it in the client's terms. A decode server that fails before it sent anything is followed by the next; one
+    that fails later ends the stream with an error.
     """
 
     def __init__(self, prefill: Servers, decode: Servers, client: httpx.AsyncClient, prefill_timeout_s: float):
@@ -53,7 +66,7 @@ class Proxy:
             yield
             await self.close()
 
-        return Starlette(routes=routes, lifespan=lifespan)
+        return Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _refused})
 
     async def close(self) -> None:
         """Ends the connections."""
@@ -79,18 +92,18 @@ class Proxy:
             gone.cancel()
 
     async def _answer(self, path: str, body: dict[str, Any], headers: Mapping[str, str]) -> Response:
-        if not is_computed_anyway(body):
-            found = await self._ask_prefill(path, body, headers)
-            if isinstance(found, Response):
-                return found
-            if found is not None:
-                body = {**body, TRANSFER_PARAMS: found}
-        return await self._ask_decode(path, body, headers)
+        if is_computed_anyway(body):
+            return await self._ask_decode(path, body, headers)
+        found = await self._ask_prefill(path, body, headers)
+        if found.params is not None:
+            body = {**body, TRANSFER_PARAMS: found.params}
+        answer = await self._ask_decode(path, body, headers)
+        if found.refusal and answer.status_code == 200:
+            logger.warning("a decode server takes a request that a prefill server refuses: %s", found.refusal)
+        return answer
 
-    async def _ask_prefill(
-        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]
-    ) -> dict[str, Any] | Response | None:
-        """Where the blocks are; what a server says to a request that it refuses; None where none of them answers.
+    async def _ask_prefill(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> _Prefilled:
+        """Asks until a server computes the prompt, or refuses it.
 
         A server that takes too long is left out for as long as it was waited for: one request pays for it, not each.
         """
@@ -115,14 +128,14 @@ class Proxy:
             if failures:
                 logger.warning("prefill servers failed, and %s answers: %s", url, "; ".join(failures))
             if response.status_code != 200:
-                return _passed_on(response, response.content)
+                return _Prefilled(refusal=f"{url}: {response.status_code} {error_message(response.content)}")
             found = orjson.loads(response.content).get(TRANSFER_PARAMS)
-            return found if isinstance(found, dict) else None
+            return _Prefilled(found if isinstance(found, dict) else None)
         if failures:  # else they were warned of when they took too long
             logger.warning(
                 "no prefill server answers, and a decode server computes the prompt: %s", "; ".join(failures)
             )
-        return None
+        return _Prefilled()
 
     async def _ask_decode(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Response:
         content, failures = orjson.dumps(body), []
@@ -198,6 +211,12 @@ class Proxy:
     def _note(self, url: str, why: str) -> None:
         self._decode.note_failure(url)
         logger.warning("%s failed: %s", url, why)
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    """Of a path or method that the proxy does not serve."""
+    assert isinstance(error, HTTPException)
+    return _error(error.status_code, f"{error.detail}: the proxy serves POST {' and '.join(PATHS)}")
 
 
 async def _wait_until_gone(request: Request) -> None:

@@ -17,9 +17,12 @@ import httpx
 import orjson
 import pytest
 import uvicorn
+from typer.testing import CliRunner
 
 from dovetail import AsyncLLMEngine
 from dovetail.commands.http import create_client
+from dovetail.contracts.errors import ConfigError
+from dovetail.plugins.commands.proxy.command import ProxyCommand
 from dovetail.plugins.commands.proxy.forwarding import Proxy
 from dovetail.plugins.commands.proxy.servers import Servers
 from dovetail.plugins.routes.chat.route import ChatRoute
@@ -236,11 +239,31 @@ def test_a_stream_whose_server_dies_ends_with_an_error(site: Site) -> None:
     assert f"the decode server {url} failed while it answered".encode() in answer
 
 
-def test_a_request_that_is_refused_is_not_sent_twice(site: Site) -> None:
-    refused = site.ask("/v1/completions", {**COMPLETE, "temperature": -1}, decode=[])
+def test_requests_are_refused_in_the_terms_of_the_client(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    refused = site.ask("/v1/completions", {**COMPLETE, "temperature": -1})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "temperature")
     given = site.ask("/v1/completions", {**COMPLETE, "kv_transfer_params": {}})
     assert given.status_code == 400
+    unknown = site.ask("/v1/embeddings", COMPLETE)
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, 404)
+    assert not [one for one in caplog.records if one.name == "dovetail.proxy"]
+
+
+def test_a_prefill_server_without_a_producer_costs_no_request(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    answer = site.ask("/v1/completions", COMPLETE, prefill=[site.decode], decode=[site.prefill])
+    assert shown(answer)[0]
+    (warning,) = [one.getMessage() for one in caplog.records if one.name == "dovetail.proxy"]
+    assert f"refuses: {site.decode}: 400" in warning
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        arguments = ["--prefill", "http://127.0.0.1:1", "--decode", "http://127.0.0.1:2", "--port", str(port)]
+        result = CliRunner().invoke(ProxyCommand().app(), arguments)
+    assert isinstance(result.exception, ConfigError)
+    assert f"the proxy cannot listen on 127.0.0.1:{port}" in str(result.exception)
+    assert result.output == ""
 
 
 def test_what_no_producer_and_no_stream_can_answer_is_refused(site: Site) -> None:
