@@ -304,11 +304,18 @@ class ReplicatedEngine:
 
     async def metrics(self) -> Exposition:
         """See `EngineClient.metrics`; each sample has the label `engine`, the index of its replica. Those of replicas
-        that do not answer are left out."""
-        answers = await ask((replica for replica in self._replicas if replica.is_reachable), RemoteEngine.metrics)
+        that do not answer are left out; `dovetail:replica_up` has a sample for each. Raises `WorkerError` where none
+        answers."""
+        reachable = [replica for replica in self._replicas if replica.is_reachable]
+        if not reachable:
+            raise WorkerError(f"no replica answers: {self.troubles}")
+        answers = await ask(reachable, RemoteEngine.metrics)
         if not answers.done:
             raise answers.error()
-        return labelled({replica.index: page for replica, page in answers.done.items()})
+        return labelled(
+            {replica.index: page for replica, page in answers.done.items()},
+            {replica.index: replica.trouble for replica in self._replicas},
+        )
 
     async def check_health(self) -> None:
         """Returns where some replica that takes requests answers; raises `WorkerError` with what ails each of them."""

@@ -14,8 +14,12 @@ _ENGINE = re.compile(r'(?<![a-zA-Z0-9_])engine="[^"]*"')
 _END = "# EOF"
 
 
-def labelled(pages: Mapping[int, Exposition]) -> Exposition:
-    """One page of at least one, by replica. Raises `PluginError` for pages of different formats."""
+_REASON_LENGTH = 200
+
+
+def labelled(pages: Mapping[int, Exposition], troubles: Mapping[int, str]) -> Exposition:
+    """One page of at least one, by replica. `troubles`: why a replica takes no requests, empty where it does; of all of
+    them, those too that have no page. Raises `PluginError` for pages of different formats."""
     content_types = {page.content_type for page in pages.values()}
     if len(content_types) > 1:
         raise PluginError(
@@ -35,8 +39,31 @@ def labelled(pages: Mapping[int, Exposition]) -> Exposition:
                 has_end = True
             elif line and not line.startswith("#"):
                 samples.setdefault(family, []).append(_with_label(line, index))
+    for name, (about, states) in _states(troubles).items():
+        heads[name], samples[name] = dict.fromkeys(about), states
     lines = [line for family in {**heads, **samples} for line in (*heads.get(family, ()), *samples.get(family, ()))]
     return Exposition(content_type=content_types.pop(), body="\n".join([*lines, *[_END] * has_end, ""]).encode())
+
+
+def _states(troubles: Mapping[int, str]) -> dict[str, tuple[list[str], list[str]]]:
+    """By family: heads and samples that say which replicas take requests. Each replica has a sample, so that one that
+    is down is seen as such and not as gone."""
+    up, reason = "dovetail:replica_up", "dovetail:replica_down_reason"
+    ups = [f'{up}{{engine="{index}"}} {int(not trouble)}' for index, trouble in troubles.items()]
+    reasons = [
+        f'{reason}{{engine="{index}",reason="{_escaped(trouble[:_REASON_LENGTH])}"}} 1'
+        for index, trouble in troubles.items()
+        if trouble
+    ]
+    found = {up: ([f"# HELP {up} 1 while the replica takes requests.", f"# TYPE {up} gauge"], ups)}
+    if reasons:
+        found[reason] = ([f"# HELP {reason} Why a replica takes no requests.", f"# TYPE {reason} gauge"], reasons)
+    return found
+
+
+def _escaped(text: str) -> str:
+    """As the value of a label."""
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
 def _with_label(line: str, index: int) -> str:

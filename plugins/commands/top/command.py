@@ -97,11 +97,10 @@ class _View:
     def table(self, trouble: str | None = None) -> Group:
         """For people: the server's figures, and a row for each worker."""
         before, now = self._before, self._now
-        figures = table_of(
-            self._shown_url, load_of(now), figures_between(before, now), figures_between(NOTHING, now), trouble
-        )
+        load = load_of(now)
+        figures = table_of(self._shown_url, load, figures_between(before, now), figures_between(NOTHING, now), trouble)
         ranks = ranks_between(before, now)
-        return Group(figures, rank_table(ranks)) if ranks else Group(figures)
+        return Group(figures, rank_table(ranks, of_replicas=bool(load.engines))) if ranks else Group(figures)
 
     def data(self) -> dict[str, object]:
         """For programs."""

@@ -16,6 +16,7 @@ _LATENCIES = {
     "queue": ("vllm:request_queue_time_seconds",),
 }
 """Histograms by what they are called here; the newer name first."""
+_REASON = "dovetail:replica_down_reason"
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ class EngineLoad:
     waiting: int
     kv_usage: float | None
     """0 to 1."""
+    trouble: str = ""
+    """Why it takes no requests; empty: it does. Its numbers are those that it still reports, or 0."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class Load:
     sinks_off: tuple[str, ...]
     """Telemetry sinks that raised."""
     engines: Mapping[str, EngineLoad] = field(default_factory=dict)
-    """By the label `engine`, where there are several: replicas that run."""
+    """By the label `engine`, where there are several: replicas, those too that are down."""
 
 
 @dataclass(frozen=True)
@@ -98,14 +101,21 @@ def load_of(now: Snapshot) -> Load:
 
 def _engines(now: Snapshot) -> dict[str, EngineLoad]:
     running = _by_engine(now, "vllm:num_requests_running")
-    if len(running) < 2:
+    up = _by_engine(now, "dovetail:replica_up")
+    reasons = {dict(labels).get("engine", ""): dict(labels).get("reason", "") for labels in now.of(_REASON)}
+    if len({*running, *up}) < 2:
         return {}
     waiting = _by_engine(now, "vllm:num_requests_waiting")
     usages = _by_engine(now, "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
     # "10" comes behind "9".
     return {
-        engine: EngineLoad(int(running[engine]), int(waiting.get(engine, 0)), usages.get(engine))
-        for engine in sorted(running, key=lambda name: (len(name), name))
+        engine: EngineLoad(
+            int(running.get(engine, 0)),
+            int(waiting.get(engine, 0)),
+            usages.get(engine),
+            "" if up.get(engine, 1) else reasons.get(engine, "it takes no requests"),
+        )
+        for engine in sorted({*running, *up}, key=lambda name: (len(name), name))
     }
 
 

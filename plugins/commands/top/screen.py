@@ -30,6 +30,9 @@ def table_of(url: str, load: Load, recent: Figures, total: Figures, trouble: str
     for name, value in (("running", load.running), ("waiting", load.waiting), ("KV cache in use", usage)):
         table.add_row(name, str(value), "")
     for engine, has in load.engines.items():
+        if has.trouble:
+            table.add_row(Text(f"replica {engine}"), Text(f"down ({has.trouble})", style="bold red"), "")
+            continue
         used = "" if has.kv_usage is None else f", {has.kv_usage:.1%} of KV cache"
         table.add_row(Text(f"replica {engine}"), f"{has.running} running, {has.waiting} waiting{used}", "")
     for sink in load.sinks_off:
@@ -40,10 +43,11 @@ def table_of(url: str, load: Load, recent: Figures, total: Figures, trouble: str
     return table
 
 
-def rank_table(ranks: Sequence[RankRow]) -> Table:
-    """A row for each worker; columns of which nothing is known are left out."""
+def rank_table(ranks: Sequence[RankRow], *, of_replicas: bool) -> Table:
+    """A row for each worker; columns of which nothing is known are left out. `of_replicas`: the server has several
+    engines, though workers of one may be all that are known."""
     columns = {
-        "replica": [row.engine if len({other.engine for other in ranks}) > 1 else "" for row in ranks],
+        "replica": [row.engine if of_replicas else "" for row in ranks],
         "rank": [str(row.rank) for row in ranks],
         "stage": [str(row.stage) for row in ranks],
         "tensor rank": [str(row.tensor_rank) for row in ranks],

@@ -325,7 +325,8 @@ def test_metrics_of_replicas_are_told_apart() -> None:
     page = '# HELP a_total A.\n# TYPE a_total counter\na_total{model="m"} 1\na_total 2\n'
     page += '# TYPE b gauge\nb{engine="9",x="y"} 3\n'
     pages = {index: Exposition(content_type="text/plain", body=page.encode()) for index in (0, 1)}
-    lines = labelled(pages).body.decode().splitlines()
+    troubles = {0: "", 1: 'its weights are "old"', 2: "its process ended, or starts"}
+    lines = labelled(pages, troubles).body.decode().splitlines()
     assert lines == [
         "# HELP a_total A.",
         "# TYPE a_total counter",
@@ -336,4 +337,13 @@ def test_metrics_of_replicas_are_told_apart() -> None:
         "# TYPE b gauge",
         'b{engine="0",x="y"} 3',
         'b{engine="1",x="y"} 3',
+        "# HELP dovetail:replica_up 1 while the replica takes requests.",
+        "# TYPE dovetail:replica_up gauge",
+        'dovetail:replica_up{engine="0"} 1',
+        'dovetail:replica_up{engine="1"} 0',
+        'dovetail:replica_up{engine="2"} 0',
+        "# HELP dovetail:replica_down_reason Why a replica takes no requests.",
+        "# TYPE dovetail:replica_down_reason gauge",
+        r'dovetail:replica_down_reason{engine="1",reason="its weights are \"old\""} 1',
+        'dovetail:replica_down_reason{engine="2",reason="its process ended, or starts"} 1',
     ]

@@ -25,7 +25,7 @@ from dovetail.plugins.commands.top.command import app
 from dovetail.plugins.commands.top.figures import figures_between, load_of, quantile
 from dovetail.plugins.commands.top.ranks import ranks_between
 from dovetail.plugins.commands.top.scrape import NOTHING, metrics_url, parse
-from dovetail.plugins.commands.top.screen import rank_table
+from dovetail.plugins.commands.top.screen import rank_table, table_of
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 from dovetail.worker.kv_layout import stage_block_bytes
 
@@ -177,10 +177,30 @@ def test_workers_of_replicas_that_hang_ended_or_fell_silent() -> None:
         ("1", 0, "node b", 13, "ended"),
         ("1", 1, "node b", None, "silent for 9 s"),
     ]
-    table = rank_table(ranks)
+    table = rank_table(ranks, of_replicas=True)
     titles = ["replica", "rank", "stage", "tensor rank", "node", "pid", "device", "state", "GPU memory"]
     assert [column.header for column in table.columns] == titles
     assert list(table.columns[-1].cells) == [Text("3.00 GiB"), Text(""), Text("")]
+
+
+def test_a_replica_that_is_down_is_shown_with_the_reason() -> None:
+    text = """\
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="1"} 3
+# TYPE dovetail:replica_up gauge
+dovetail:replica_up{engine="0"} 0
+dovetail:replica_up{engine="1"} 1
+# TYPE dovetail:replica_down_reason gauge
+dovetail:replica_down_reason{engine="0",reason="it does not answer"} 1
+"""
+    now = parse(text)
+    load, figures = load_of(now), figures_between(NOTHING, now)
+    assert [(engine, has.running, has.trouble) for engine, has in load.engines.items()] == [
+        ("0", 0, "it does not answer"),
+        ("1", 3, ""),
+    ]
+    cells = [str(cell) for column in table_of("url", load, figures, figures).columns for cell in column.cells]
+    assert {"replica 0", "down (it does not answer)", "replica 1", "3 running, 0 waiting"} <= set(cells)
 
 
 def test_vllm_s_names_old_and_new() -> None:
@@ -292,7 +312,7 @@ def test_replicas_are_shown_by_themselves() -> None:
         shown = run(address, "--once")
         assert shown.index("3 running, 2 waiting, 25.0% of KV cache") < shown.index("5 running, 2 waiting")
         now = json.loads(run(address, "--once", "--json"))["now"]
-        assert now["engines"]["9"] == {"running": 3, "waiting": 2, "kv_usage": 0.25}
+        assert now["engines"]["9"] == {"running": 3, "waiting": 2, "kv_usage": 0.25, "trouble": ""}
         assert now["running"] == 8
 
 

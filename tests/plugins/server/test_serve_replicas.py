@@ -14,6 +14,7 @@ import httpx
 import psutil
 import pytest
 
+from dovetail.plugins.commands.top.scrape import parse
 from dovetail.plugins.server.replica_machine import replica_shares
 from tests.plugins.server.conftest import wait_until
 from tests.plugins.server.test_serve import COMPLETE, LONG, Served, serving, stopped
@@ -45,10 +46,11 @@ def read_to_error(served: Served, request_id: str, runs: threading.Event) -> str
     raise ConnectionError("the stream ended without an error")
 
 
-def has_metrics(served: Served, replica: int) -> bool:
-    """Whether the server's metrics show this replica."""
-    page = httpx.get(f"{served.url}/metrics", timeout=60).text
-    return any(f'engine="{replica}"' in line for line in page.splitlines())
+def is_up(served: Served, replica: int) -> bool:
+    """Whether the server's metrics say that this replica takes requests; it is named there in any case."""
+    samples = parse(httpx.get(f"{served.url}/metrics", timeout=60).text)
+    assert {dict(labels)["engine"] for labels in samples.of("dovetail:replica_up")} == {"0", "1"}
+    return bool(samples.of("dovetail:replica_up")[("engine", str(replica)),])
 
 
 def test_each_replica_runs_on_its_share_of_the_cores(served: Served) -> None:
@@ -62,8 +64,8 @@ def test_a_replica_that_is_stopped_costs_no_request(served: Served) -> None:
         answers = list(pool.map(served.post, [COMPLETE] * 4))
         assert [answer.status_code for answer in answers] == [200] * 4
         assert {answer.json()["choices"][0]["text"] for answer in answers} == texts
-        assert not has_metrics(served, 0)
-    wait_until(lambda: has_metrics(served, 0), "it answers again")
+        assert not is_up(served, 0)
+    wait_until(lambda: is_up(served, 0), "it answers again")
 
 
 def test_streams_of_killed_replicas_name_them_and_none_left_is_503(served: Served) -> None:
