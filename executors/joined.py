@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field
 
-from dovetail.contracts.errors import ConfigError
+from dovetail.contracts.errors import ConfigError, PluginError
 from dovetail.contracts.executor import ExecutorNeed, ExpectedWorkers
 from dovetail.contracts.joining import parse_address, read_key
 from dovetail.contracts.plugin import Environment, PluginOptions
@@ -77,7 +77,10 @@ class JoinedExecutor(NodesExecutor):
         key = read_key(options.key_file)
         address = parse_address(options.listen)
         advice = f"Run on each node: python -m dovetail.worker --join {_dialled(address[0])}:{{port}} --key-file PATH"
-        return Hub(address, key, options.node_timeout_s, self.num_nodes(), names, advice)
+        try:
+            return Hub(address, key, options.node_timeout_s, self.num_nodes(), names, advice)
+        except PluginError as error:
+            raise PluginError(f"executor.listen: {error}") from error
 
 
 def _dialled(host: str) -> str:

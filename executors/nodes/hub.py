@@ -12,24 +12,25 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from multiprocessing.connection import Connection
 from typing import Any
 
 from dovetail.contracts.errors import PluginError, WorkerError
+from dovetail.executors.nodes.greetings import Greetings
 from dovetail.executors.nodes.links import NodeLink
-from dovetail.executors.nodes.sockets import keep_alive_on, send_at_once, set_patience
+from dovetail.executors.nodes.sockets import keep_alive_on, send_at_once
 
 _log = logging.getLogger(__name__)
 
 AGENT = "dovetail.executors.nodes.agent"
 """What serves this hub on a machine that joined."""
-_GREETING_S = 2.0
-"""Seconds in which a caller must prove that it has the key; others wait meanwhile."""
 _CHECK_S = 0.1
 _QUIET_S = 10.0
 """Seconds of waiting for machines after which a line says so."""
-_MAX_HELLO_BYTES = 1 << 16
+_JOIN_S = 1.0
+"""Seconds to wait for the thread that accepts: a finalizer that closes the hub may run in one that it waits for."""
+_MAX_REFUSALS = 16
+"""Callers whose refusals are kept, the last ones."""
 
 
 class Hub:
@@ -48,7 +49,6 @@ class Hub:
         *,
         word_on: Callable[[str], str] | None = None,
     ):
-        self._key = key
         self._timeout_s = timeout_s
         self._count = count
         self._names = names
@@ -57,7 +57,8 @@ class Hub:
         self._nodes: dict[str, NodeLink] = {}
         self._ranks: dict[str, queue.SimpleQueue[Connection]] = {}
         self._changed = threading.Condition()
-        self._last_problem = ""
+        self._refusals: dict[str, str] = {}
+        self._greetings = Greetings(key, self._admit, self._refuse)
         self._is_closing = False
         self._listener = _listen(address)
         self.port: int = self._listener.getsockname()[1]
@@ -97,9 +98,12 @@ class Hub:
             return
         self._is_closing = True
         if self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(_JOIN_S)
         self._listener.close()
-        for node in self._nodes.values():
+        self._greetings.close()
+        with self._changed:  # what a greeting admits from now on is turned away
+            nodes = list(self._nodes.values())
+        for node in nodes:
             node.close()
         for waiting in self._ranks.values():
             with contextlib.suppress(queue.Empty):
@@ -114,51 +118,53 @@ class Hub:
         joined = ", ".join(sorted(self._nodes)) or "none"
         missing = [name for name in self._names or () if name not in self._nodes]
         which = f"; missing: {', '.join(missing)}" if missing else ""
-        problem = f". A caller was refused: {self._last_problem}" if self._last_problem else ""
+        refused = "; ".join(f"{caller}: {why}" for caller, why in self._refusals.items())
+        problem = f". Refused were {refused}" if refused else ""
         return f"{len(self._nodes)} of {self._count} nodes {joined_how} (joined: {joined}{which}){problem}"
 
     # The thread that accepts
 
     def _accept(self) -> None:
         while not self._is_closing:
+            self._greetings.end_overdue()
             try:
-                end, _ = self._listener.accept()
-            except TimeoutError:
+                end, peer = self._listener.accept()
+            except OSError:  # nobody called (TimeoutError), or the caller hung up already
                 continue
-            except OSError:  # the caller hung up already
-                continue
-            end.setblocking(True)
-            self._greet(Connection(end.detach()))
+            try:
+                self._greetings.begin(end, peer[0])
+            except (OSError, RuntimeError) as error:  # no descriptor or no thread is left
+                _log.warning("a caller at %s was turned away: %r", peer[0], error)
+                end.close()
 
-    def _greet(self, connection: Connection) -> None:
-        try:
-            set_patience(connection, _GREETING_S)
-            deliver_challenge(connection, self._key)
-            answer_challenge(connection, self._key)
-            hello = json.loads(connection.recv_bytes(_MAX_HELLO_BYTES))
-            set_patience(connection, 0.0)
-            self._admit(hello, connection)
-        except AuthenticationError:
-            self._last_problem = "it has another key"
-            connection.close()
-        except (OSError, EOFError, ValueError, KeyError) as error:
-            self._last_problem = f"it broke off the greeting ({error!r})"
-            connection.close()
+    # The threads that greet
 
-    def _admit(self, hello: Mapping[str, Any], connection: Connection) -> None:
+    def _refuse(self, caller: str, why: str) -> None:
         with self._changed:
+            self._refusals.pop(caller, None)
+            self._refusals[caller] = why
+            while len(self._refusals) > _MAX_REFUSALS:
+                del self._refusals[next(iter(self._refusals))]
+
+    def _admit(self, hello: Mapping[str, Any], connection: Connection, address: str) -> None:
+        with self._changed:
+            if self._is_closing:
+                connection.close()
+                return
             if hello["role"] == "rank":
                 send_at_once(connection)
                 self._ranks.setdefault(hello["token"], queue.SimpleQueue()).put(connection)
                 return
+            caller = f"node {hello['name']} ({address})"
             refusal = self._why_not(hello["name"])
             if refusal:
-                self._last_problem = refusal
+                self._refuse(caller, refusal)
                 connection.send_bytes(json.dumps({"refused": refusal}).encode())
                 connection.close()
                 return
             keep_alive_on(connection, self._timeout_s)
             connection.send_bytes(json.dumps({"module": AGENT}).encode())
+            self._refusals.pop(caller, None)
             self._nodes[hello["name"]] = NodeLink(hello, connection, self._timeout_s, self._word_on)
             self._changed.notify_all()
 
@@ -186,4 +192,4 @@ def _listen(address: tuple[str, int]) -> socket.socket:
             )
         else:
             why = f"cannot listen at {host}:{port} ({error.strerror or error}): name an address of this machine"
-        raise PluginError(f"executor.listen: {why}") from error
+        raise PluginError(why) from error

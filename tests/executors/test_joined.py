@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,12 +31,14 @@ from dovetail.contracts.executor import ExecutorNeed, Placement
 from dovetail.contracts.joining import parse_address, read_key, write_key
 from dovetail.contracts.plugin import Environment
 from dovetail.executors.joined import JoinedExecutor, JoinedOptions
-from dovetail.executors.nodes import base
+from dovetail.executors.nodes import base, greetings
 from dovetail.executors.nodes.hub import Hub
 from dovetail.executors.nodes.variables import variables_for_nodes
 from dovetail.testing.executor_suite import ExecutorSuite
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 from dovetail.testing.toy_worker import Fault, ToySpec, toy_plan
+
+KEY = b"k" * 32
 
 
 @dataclass(frozen=True)
@@ -262,18 +265,70 @@ def test_what_does_not_fit_on_a_node_is_named_before_a_weight_is_read(
 
 def test_a_refusal_is_reported_to_both_sides() -> None:
     """Two machines with one name, say."""
-    key = b"k" * 32
-    hub = Hub(("127.0.0.1", 0), key, timeout_s=1.0, count=2, names=None, advice="Dial port {port}.")
+    hub = Hub(("127.0.0.1", 0), KEY, timeout_s=1.0, count=2, names=None, advice="Dial port {port}.")
     first, second = (Connection(socket.create_connection(("127.0.0.1", hub.port)).detach()) for _ in "ab")
     try:
-        assert "module" in greeted(first, key, "a")
-        assert greeted(second, key, "a")["refused"] == "a node named a has joined already: give each its own --name"
-        with pytest.raises(WorkerError, match=rf"\(joined: a\)\. A caller was refused: a node .* Dial port {hub.port}"):
+        assert "module" in greeted(first, KEY, "a")
+        assert greeted(second, KEY, "a")["refused"] == "a node named a has joined already: give each its own --name"
+        with pytest.raises(
+            WorkerError, match=rf"\(joined: a\)\. Refused were node a \(127.0.0.1\): a node .* Dial port {hub.port}"
+        ):
             hub.wait(0.2)
     finally:
         first.close()
         second.close()
         hub.close()
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    made = Hub(("127.0.0.1", 0), KEY, timeout_s=1.0, count=1, names=["a"], advice="")
+    yield made
+    made.close()
+
+
+def dialled(hub: Hub) -> Connection:
+    return Connection(socket.create_connection(("127.0.0.1", hub.port)).detach())
+
+
+def test_callers_that_say_nothing_keep_nobody_waiting(hub: Hub) -> None:
+    """As many as are greeted at a time, and some: the oldest make way."""
+    silent = [socket.create_connection(("127.0.0.1", hub.port)) for _ in range(70)]
+    with dialled(hub) as node:
+        assert "module" in greeted(node, KEY, "a")
+        assert [found.name for found in hub.wait(10)] == ["a"]
+    for end in silent:
+        end.close()
+
+
+def test_a_caller_that_does_not_end_the_greeting_is_ended(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The deadline is for all of its bytes together, though each comes in time."""
+    monkeypatch.setattr(greetings, "_DEADLINE_S", 0.0)
+    with socket.create_connection(("127.0.0.1", hub.port)) as end:
+        end.sendall(b"\0\0\0\x40x")  # the first of 64 bytes
+        while end.recv(1024):
+            pass
+    for thread in threading.enumerate():
+        if thread.name == "dovetail-greeting":
+            thread.join()
+    with pytest.raises(WorkerError, match=r"127\.0\.0\.1: it did not end the greeting"):
+        hub.wait(0.1)
+
+
+def test_a_refusal_names_each_caller_and_the_next_one_joins(hub: Hub) -> None:
+    """A caller that has the key and says nonsense, and a machine of another name."""
+    with dialled(hub) as odd, dialled(hub) as other, dialled(hub) as node:
+        answer_challenge(odd, KEY)
+        deliver_challenge(odd, KEY)
+        odd.send_bytes(b"[1]")
+        with pytest.raises((EOFError, OSError)):
+            odd.recv_bytes()
+        assert "does not name b" in greeted(other, KEY, "b")["refused"]
+        with pytest.raises(WorkerError) as caught:
+            hub.wait(0.1)
+        assert "127.0.0.1: it broke off the greeting (ValueError('its hello is no object" in str(caught.value)
+        assert "; node b (127.0.0.1): executor.nodes does not name b" in str(caught.value)
+        assert "module" in greeted(node, KEY, "a")
 
 
 def greeted(connection: Connection, key: bytes, name: str) -> dict[str, str]:
@@ -313,7 +368,7 @@ def test_another_key_joins_nothing(own_site: Site, tmp_path: Path) -> None:
     other = tmp_path / "other"
     write_key(other)
     with Site(own_site.listen, other).agent("a") as agent:
-        with pytest.raises(WorkerError, match="A caller was refused: it has another key"):
+        with pytest.raises(WorkerError, match=r"Refused were 127\.0\.0\.1: it has another key"):
             own_site.executor(nodes=1, join_timeout_s=8).start()
         assert agent.stderr is not None
         assert "another key than --key-file" in agent.stderr.read()
