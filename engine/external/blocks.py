@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.002
 """How often workers are asked while nothing else happens and something is under way."""
 _MOST_REMEMBERED = 1 << 16
-"""Hashes of blocks that were handed over lately."""
+"""Hashes of blocks that were handed over and not acknowledged."""
 
 Answer = TypeVar("Answer")
 CreateConnector = Callable[[bytes], KVConnector]
@@ -99,6 +99,8 @@ class ExternalBlocks:
         self._placed: dict[int, tuple[TokenSequence, int]] = {}
         """By seq_id, whose blocks are in the prefix cache and who has not begun, and how many."""
         self._handed_over: OrderedDict[bytes, None] = OrderedDict()
+        """Blocks that not all ranks have written yet. Of others the connector says whether it wants them: what was
+        written once may be gone since, removed by another engine."""
         self._acknowledged: OrderedDict[bytes, set[int]] = OrderedDict()
         """By block, the ranks that have written it, of those that not all have."""
         self._num_open = 0
@@ -215,13 +217,16 @@ class ExternalBlocks:
                 self._note_loaded(rank, load_id, num_blocks)
         counts.num_dropped_blocks += max(report.num_dropped for report in reports)
         counts.num_saved_blocks += len(saved)
-        if removed:
-            self._ask("removed", self._connector.removed, removed)
-            for block_hash in removed:
-                self._handed_over.pop(block_hash, None)
-                self._acknowledged.pop(block_hash, None)
+        # What is in both was removed after it was saved: it was not handed over again before this report.
         if saved:
             self._ask("saved", self._connector.saved, saved)
+        if removed:
+            self._ask("removed", self._connector.removed, removed)
+        for block_hash in saved:
+            self._handed_over.pop(block_hash, None)
+        for block_hash in removed:
+            self._handed_over.pop(block_hash, None)
+            self._acknowledged.pop(block_hash, None)
 
     def _whole(self, rank: int, hashes: Sequence[bytes]) -> list[bytes]:
         """Those of which this rank was the last to write its part."""
@@ -270,8 +275,6 @@ class ExternalBlocks:
             load.sequence.wait_for_blocks(False)
             raise
         self._kv.adopt(load.sequence, hashes, rows)
-        for block_hash in hashes:
-            self._remember(block_hash)
         self.statistics.num_loaded_blocks += len(hashes)
         self.statistics.num_hit_tokens += len(hashes) * self._kv.block_size
         if hashes:

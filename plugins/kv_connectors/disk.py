@@ -21,7 +21,8 @@ class DiskOptions(PluginOptions):
     path: Path
     """Folder of the files; it is made where it is not there. All ranks must see the same one."""
     size_gib: float = Field(default=16.0, gt=0)
-    """Most that the folder's blocks take, over all ranks and engines, in GiB."""
+    """Most that the folder's blocks take, over all ranks and engines, in GiB; and a sixteenth more for every engine
+    that writes at the same time."""
     retry_seconds: float = Field(default=30.0, ge=0)
     """How long nothing is saved after the disk refused a file."""
 

@@ -23,10 +23,13 @@ _UNFINISHED = re.compile(r"[0-9a-f]{64}\.kv\.[0-9]+-[0-9]+\.part")
 _STALE_S = 3600.0
 _KEPT = 0.9
 """Share of the size that is left when files are removed, so that this is rare."""
+_UNSEEN = 1 / 16
+"""Share of the size that an engine writes at most before it looks what others have written."""
 
 
 class BlockFolder:
-    """The blocks of one rank and namespace, in a folder whose files take at most so many bytes in all."""
+    """The blocks of one rank and namespace, in a folder whose files take at most so many bytes in all,
+    and a sixteenth more for every engine that writes to it at the same time."""
 
     def __init__(self, folder: Path, namespace: bytes, rank: int, num_ranks: int, most_bytes: int):
         """Makes the folder where it is not there. Raises `OSError`."""
@@ -38,6 +41,8 @@ class BlockFolder:
         self._num_written = 0
         self._remove_unfinished()
         self._bytes = sum(size for _, size, _ in self._files())
+        self._unseen = 0
+        """Bytes that this engine wrote since it looked."""
 
     def path(self, block_hash: bytes) -> Path:
         """Where a block is, or would be."""
@@ -64,6 +69,7 @@ class BlockFolder:
             raise
         # Other ranks write as much.
         self._bytes += record.nbytes * self._num_ranks
+        self._unseen += record.nbytes * self._num_ranks
         return removed
 
     def read(self, block_hash: bytes) -> bytes | None:
@@ -84,13 +90,16 @@ class BlockFolder:
 
     def _make_way(self, num_bytes: int) -> list[bytes]:
         """Removes the files that were used least recently, of all ranks and namespaces, where these are too many."""
-        if self._bytes + num_bytes * self._num_ranks <= self._most:
+        more = num_bytes * self._num_ranks
+        if self._bytes + more <= self._most and self._unseen + more <= self._most * _UNSEEN:
             return []
         files = sorted(self._files())
-        self._bytes = sum(size for _, size, _ in files)  # others write and remove too
+        self._bytes, self._unseen = sum(size for _, size, _ in files), 0  # others write and remove too
+        if self._bytes + more <= self._most:
+            return []
         removed: list[bytes] = []
         for _, size, path in files:
-            if self._bytes + num_bytes * self._num_ranks <= self._most * _KEPT:
+            if self._bytes + more <= self._most * _KEPT:
                 break
             with suppress(OSError):
                 path.unlink()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.kv_connector import BlockStore, ConnectorSetup, KVConnector, StoreSetup
@@ -19,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 ANY_PEER = "*"
 _EVERYWHERE = ("", "0.0.0.0", "::")
+_PEER = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/@\[\]]+):([1-9][0-9]{0,4})")
 
 
 class PeerOptions(PluginOptions):
@@ -35,13 +37,27 @@ class PeerOptions(PluginOptions):
     size_gib: float = Field(default=4.0, gt=0)
     """Host memory of a producer for blocks that may be fetched, over all ranks, in GiB."""
     peers: tuple[str, ...] = ()
-    """Producers that requests may name (`kv_transfer_params`), each as HOST:PORT; "*": any. A consumer needs one."""
+    """Producers that requests may name (`kv_transfer_params`), each as HOST:PORT, an IPv6 address as [::1]:7150; "*":
+    any. A consumer needs one."""
     timeout_seconds: float = Field(default=5.0, gt=0)
     """How long a consumer waits for a connection, and for the bytes of a block."""
     wait_seconds: float = Field(default=1.0, ge=0)
     """How long a producer waits for a block that is asked for and not there yet."""
     retry_seconds: float = Field(default=5.0, ge=0)
     """How long a peer that failed is not asked."""
+
+    @field_validator("peers")
+    @classmethod
+    def _names_ports(cls, peers: tuple[str, ...]) -> tuple[str, ...]:
+        """What no request can name would never be fetched from."""
+        for peer in peers:
+            found = _PEER.fullmatch(peer)
+            if peer != ANY_PEER and (found is None or int(found[2]) > 65535):
+                raise ValueError(
+                    f"{peer!r} names no peer: write HOST:PORT, as 10.0.0.5:7150 or [::1]:7150, with the port of the"
+                    ' producer\'s first rank and no scheme, or "*" for any'
+                )
+        return peers
 
     @property
     def produces(self) -> bool:
@@ -58,6 +74,12 @@ def peer_of(transfer: Mapping[str, Any]) -> tuple[str, int] | None:
     """Whose blocks a request wants: `remote_host` and `remote_port` of its `kv_transfer_params`."""
     host, port = transfer.get("remote_host"), transfer.get("remote_port")
     return (host, port) if isinstance(host, str) and isinstance(port, int) and 0 < port < 65536 else None
+
+
+def name_of(peer: tuple[str, int]) -> str:
+    """As `PeerOptions.peers` has it."""
+    host, port = peer
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class PeerStore(BlockStore):
@@ -79,16 +101,28 @@ class PeerStore(BlockStore):
         if peer is None or time.monotonic() < self._not_before.get(peer, 0.0):
             return None
         try:
-            if peer not in self._connections:
-                address = peer[0], peer[1] + self._setup.rank
-                self._connections[peer] = PeerConnection(address, self._options.timeout_seconds)
-            connection = self._connections[peer]
-            return connection.fetch(self._setup.namespace, block_hash, self._setup.record_bytes)
-        except OSError:
-            if (broken := self._connections.pop(peer, None)) is not None:
-                broken.close()
+            return self._fetch(peer, block_hash)
+        except OSError as error:
+            self._drop(peer)
             self._not_before[peer] = time.monotonic() + self._options.retry_seconds
-            raise
+            raise OSError(f"peer {name_of(peer)}, rank {self._setup.rank}: {error}") from error
+
+    def _fetch(self, peer: tuple[str, int], block_hash: bytes) -> bytearray | None:
+        if peer in self._connections:
+            try:
+                return self._ask(peer, block_hash)
+            except ConnectionError:  # closed since it was used: the peer may have started again
+                self._drop(peer)
+        address = peer[0], peer[1] + self._setup.rank
+        self._connections[peer] = PeerConnection(address, self._options.timeout_seconds)
+        return self._ask(peer, block_hash)
+
+    def _ask(self, peer: tuple[str, int], block_hash: bytes) -> bytearray | None:
+        return self._connections[peer].fetch(self._setup.namespace, block_hash, self._setup.record_bytes)
+
+    def _drop(self, peer: tuple[str, int]) -> None:
+        if (broken := self._connections.pop(peer, None)) is not None:
+            broken.close()
 
     def remove(self, block_hash: bytes) -> None:
         self._records.remove(block_hash)
@@ -171,7 +205,7 @@ class Peer(KVConnector):
 
     def _may_ask(self, peer: tuple[str, int]) -> bool:
         """Whether the config allows it: a request must not make the engine connect to anywhere."""
-        name = f"{peer[0]}:{peer[1]}"
+        name = name_of(peer)
         if name in self.options.peers or ANY_PEER in self.options.peers:
             return True
         if peer not in self._refused and len(self._refused) < 100:

@@ -28,13 +28,14 @@ class PeerConnection:
 
     def fetch(self, namespace: bytes, block_hash: bytes, num_bytes: int) -> bytearray | None:
         """A record of so many bytes, or None where the peer has none. Raises `OSError` where it does not answer, or
-        with another length: the connection cannot be used any more then."""
+        with another length, and of these `ConnectionError` where the connection is closed: it cannot be used any
+        more."""
         self._socket.sendall(_QUESTION.pack(_MAGIC, namespace, block_hash))
         (length,) = _LENGTH.unpack(self._receive(_LENGTH.size))
         if length == 0:
             return None
         if length != num_bytes:
-            raise ConnectionError(f"the peer answers with {length} bytes for a record of {num_bytes}")
+            raise OSError(f"the peer answers with {length} bytes for a record of {num_bytes}")
         return self._receive(length)
 
     def close(self) -> None:
@@ -90,6 +91,7 @@ class _Server(socketserver.ThreadingTCPServer):
     block_on_close = False
 
     def __init__(self, address: tuple[str, int], namespace: bytes, records: RecentRecords, wait_s: float):
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         super().__init__(address, _Answers)
         self.is_over = False
         self.open: set[socket.socket] = set()

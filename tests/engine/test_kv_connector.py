@@ -17,6 +17,7 @@ from dovetail import LLM, SamplingParams
 from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.kv_connector import BlockStore, StoreSetup
 from dovetail.plugins.kv_connectors.host import Host, HostOptions, HostStore
+from dovetail.plugins.kv_connectors.recent_records import RecentRecords
 
 BLOCK_SIZE = 4
 PROMPT = [(7 * i * i + 3 * i) % 128 for i in range(101)]
@@ -63,6 +64,14 @@ class Liar(Host):
         if self.way == "raises in lookup":
             raise RuntimeError("no")
         return len(block_hashes) + 7 if self.way == "claims more" else super().lookup(block_hashes, transfer)
+
+
+class Small(Host):
+    """Host memory for five blocks."""
+
+    @classmethod
+    def open_store(cls, options: HostOptions, setup: StoreSetup) -> BlockStore:
+        return HostStore(RecentRecords(5 * setup.record_bytes))
 
 
 class LyingStore(HostStore):
@@ -139,6 +148,35 @@ def test_a_prompt_is_found_on_disk_after_a_restart(make_llm: Callable[..., LLM],
     again.shutdown()
     # Another engine has the first one's blocks and those of the longer prompt.
     assert (found, tokens_of(make_llm(kv_connector=connector), longer)) == (FULL, (FULL + 36, got))
+
+
+def test_what_another_engine_removed_is_saved_again(make_llm: Callable[..., LLM], tmp_path: Path) -> None:
+    """Whether its blocks were computed here or loaded: nobody says that they are gone."""
+    connector = {"name": "disk", "path": str(tmp_path)}
+    first = make_llm(kv_connector=connector)
+    expected = tokens_of(first)
+    saved(first)
+    again = make_llm(kv_connector=connector)
+    assert tokens_of(again)[0] == FULL
+    files = set(tmp_path.rglob("*.kv"))
+    for llm in (first, again):
+        for file in tmp_path.rglob("*.kv"):
+            file.unlink()
+        llm.reset_prefix_cache()
+        assert tokens_of(llm) == expected
+        llm.engine.tokens.exchange.settle()
+        assert set(tmp_path.rglob("*.kv")) == files
+
+
+def test_blocks_that_did_not_stay_are_saved_again(make_llm: Callable[..., LLM]) -> None:
+    """A prompt that alone is larger than the store: some of its blocks are written and removed at once."""
+    llm = make_llm(kv_connector=f"{__name__}:Small")
+    first = replace(GREEDY, max_tokens=1)
+    for _ in range(3):
+        before = counts(llm).num_saved_blocks
+        llm.generate([{"prompt_token_ids": PROMPT}], first)
+        saved(llm)
+        assert counts(llm).num_saved_blocks >= before + FULL // BLOCK_SIZE - 5
 
 
 def test_a_disk_that_refuses_is_warned_of_once_and_tried_again(

@@ -1,4 +1,4 @@
-"""Files of blocks, where the disk takes none."""
+"""Files of blocks, where the disk takes none and where several engines write."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from dovetail.contracts.kv_connector import StoreSetup
 from dovetail.plugins.kv_connectors.disk import Disk, DiskOptions
+from dovetail.plugins.kv_connectors.disk_folder import BlockFolder
 
 
 def test_a_disk_that_refuses_keeps_no_record(tmp_path: Path) -> None:
@@ -30,3 +31,14 @@ def test_a_disk_that_refuses_keeps_no_record(tmp_path: Path) -> None:
             assert gone() is None
     finally:
         gc.enable()
+
+
+def test_engines_that_share_a_folder_share_its_size(tmp_path: Path) -> None:
+    """Each writes less than the size; all of them stay within it, but for what each has not seen of the others."""
+    engines = [BlockFolder(tmp_path, bytes(32), 0, 1, 64 * 1024) for _ in range(4)]
+    largest = 0
+    for index in range(60):
+        for number, engine in enumerate(engines):
+            engine.write(bytes([number, index]) + bytes(30), memoryview(bytes(1024)))
+        largest = max(largest, sum(file.stat().st_size for file in tmp_path.rglob("*.kv")))
+    assert 48 * 1024 < largest <= (64 + 4 * 4) * 1024
