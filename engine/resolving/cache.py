@@ -65,14 +65,14 @@ def _host_memory(state: Resolution) -> int | None:
         return None
     if cache.memory_gib is not None:
         return int(cache.memory_gib * _GIB)
-    ranks = state.config.executor.num_ranks
+    ranks, replicas = state.config.executor.num_ranks, state.replicas_here
     host = state.environment.memory_bytes
-    shown = f"{host / _GIB:.1f} GiB of host memory over {ranks} rank{'s' if ranks > 1 else ''}"
+    shown = f"{host / _GIB:.1f} GiB of host memory over {_sharers(ranks, replicas)}"
     if cache.memory_fraction is not None:
-        num_bytes = int(cache.memory_fraction * host / ranks)
+        num_bytes = int(cache.memory_fraction * host / ranks / replicas)
         reason = f"cache.memory_fraction {cache.memory_fraction} of {shown}"
     else:
-        num_bytes = min(_CPU_KV_BYTES, int(_CPU_KV_SHARE * host / ranks))
+        num_bytes = min(_CPU_KV_BYTES, int(_CPU_KV_SHARE * host / ranks / replicas))
         reason = f"the smaller of {_CPU_KV_BYTES // _GIB} GiB and {_CPU_KV_SHARE:.0%} of {shown}"
     num_bytes -= num_bytes % 2**20
     if num_bytes == 0:
@@ -93,7 +93,8 @@ def _device_memory(state: Resolution) -> int | None:
 
 
 def refuse_more_than_host(state: Resolution, cache: ResolvedCache, of_stages: Sequence[int]) -> None:
-    """Raises `ConfigError` where the ranks together are asked to keep more in host memory than there is. `of_stages`:
+    """Raises `ConfigError` where the ranks of all replicas together are asked to keep more in host memory than there
+    is. `of_stages`:
     KV bytes of a token on a rank of each pipeline stage. All ranks keep the same blocks, so those of the stage with the
     largest ones use what one rank may, and the others less."""
     host, ranks = state.environment.memory_bytes, state.config.executor.num_ranks
@@ -105,17 +106,23 @@ def refuse_more_than_host(state: Resolution, cache: ResolvedCache, of_stages: Se
         elif cache.memory_bytes is not None:
             parts["cache.memory_gib"] = cache.memory_bytes
     tensor_parallel = state.config.executor.tensor_parallel
-    total = sum(parts.values()) * tensor_parallel * sum(of_stages) // max(1, largest)
+    total = sum(parts.values()) * tensor_parallel * sum(of_stages) // max(1, largest) * state.replicas_here
     if total > host:
         names = " and ".join(
             f"{key} ({state.layered.origin(key)})" for key, num_bytes in sorted(parts.items()) if num_bytes
         )
-        raise ConfigError(more_than_host(names, total, ranks, host))
+        raise ConfigError(more_than_host(names, total, ranks, host, state.replicas_here))
 
 
-def more_than_host(what: str, num_bytes: int, ranks: int, host_bytes: int) -> str:
-    """What is said of memory that the host does not have; `num_bytes` of all ranks together."""
+def more_than_host(what: str, num_bytes: int, ranks: int, host_bytes: int, replicas: int = 1) -> str:
+    """What is said of memory that the host does not have; `num_bytes` of all ranks of all replicas together."""
     return (
-        f"{what}: {num_bytes / _GIB:.1f} GiB over {ranks} rank{'s' if ranks > 1 else ''} is more than the"
+        f"{what}: {num_bytes / _GIB:.1f} GiB over {_sharers(ranks, replicas)} is more than the"
         f" {host_bytes / _GIB:.1f} GiB of host memory; ask for less"
     )
+
+
+def _sharers(ranks: int, replicas: int) -> str:
+    """Who shares the host's memory, for messages."""
+    shown = f"{ranks} rank{'s' if ranks > 1 else ''}"
+    return shown if replicas == 1 else f"{shown} of each of {replicas} replicas (server.data_parallel_size)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import logging
 from typing import Any
 
@@ -24,6 +25,7 @@ class Resolution:
         self.config = layered.config
         self.registry = registry
         self.environment = environment
+        self._own_machine = environment
         self._decisions: list[Decision] = []
         self.warnings: list[str] = []
         self.remarks: dict[str, str] = {}
@@ -45,6 +47,18 @@ class Resolution:
     def is_strict(self) -> bool:
         """Whether a request's tokens must not depend on what else is in the batch."""
         return self.config.reproducibility == "strict"
+
+    @property
+    def num_replicas(self) -> int:
+        """Engines of this config that a server runs, each with all ranks; those of a file count for `LLM` too."""
+        server = self.config.server
+        return 1 if server is None else server.data_parallel_size
+
+    @property
+    def replicas_here(self) -> int:
+        """Replicas whose workers share one machine. What workers on other machines share is not known: 1."""
+        own = dataclasses.replace(self._own_machine, device_type=self.environment.device_type)
+        return self.num_replicas if self.environment == own else 1
 
     @property
     def decisions(self) -> tuple[Decision, ...]:

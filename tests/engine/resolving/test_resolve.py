@@ -14,7 +14,8 @@ import pytest
 from dovetail.config.load import load_config
 from dovetail.contracts.errors import ConfigError, ModelError, PluginError
 from dovetail.contracts.plugin import DeviceInfo, Environment
-from dovetail.engine.resolving import create_resolution
+from dovetail.engine.explanation import explain
+from dovetail.engine.resolving import create_resolution, resolve
 from dovetail.engine.resolving.cache import plan_cache
 from dovetail.engine.resolving.dtype import choose_dtype
 from dovetail.engine.resolving.executor import find_executor
@@ -136,6 +137,23 @@ def test_the_default_kv_memory_on_a_large_cpu_is_4_gib(resolve_tiny, cpu, decisi
 def test_more_than_host_memory_is_refused(resolve_tiny, cache, ranks):
     with pytest.raises(ConfigError, match=r"is more than the 8\.0 GiB of host memory"):
         resolve_tiny(cache=cache, executor={"tensor_parallel": ranks})
+
+
+@pytest.mark.parametrize(("replicas", "cache"), [(2, {}), (4, {"memory_fraction": 0.5})])
+def test_replicas_share_the_memory_of_their_machine(model_dir, cpu, replicas, cache):
+    """8 GiB: 40% of it, or what the fraction says, for all of them together."""
+    layered = load_config({"model": str(model_dir), "cache": cache, "server": {"data_parallel_size": replicas}})
+    found = explain(layered, environment=cpu)
+    (shared,) = [decision for decision in found.decisions if decision.key == "cache.memory_gib"]
+    assert shared.got * replicas == pytest.approx(8 * cache.get("memory_fraction", 0.4), abs=2**-9)
+    assert f"8.0 GiB of host memory over 1 rank of each of {replicas} replicas" in shared.reason
+
+
+def test_what_replicas_have_no_memory_for_is_refused(model_dir, cpu):
+    layered = load_config({"model": str(model_dir), "cache": {"memory_gib": 3}, "server": {"data_parallel_size": 3}})
+    words = r"9\.0 GiB over 1 rank of each of 3 replicas \(server.data_parallel_size\) is more than the 8\.0 GiB"
+    with pytest.raises(ConfigError, match=words):
+        resolve(layered, environment=cpu)
 
 
 def test_host_memory_over_stages_is_what_each_of_them_keeps(resolve_tiny, make_model):
