@@ -1,7 +1,8 @@
 """EngineClient: an engine as coroutines see it, in this process or in another.
 
 `AsyncLLMEngine` runs the engine in a thread of this process. `RemoteEngine` speaks to an engine in a process of its
-own: prompts are tokenized and text is made where the client is, token ids travel. Both raise the same errors:
+own: prompts are tokenized and text is made where the client is, token ids travel. `ReplicatedEngine` speaks to several
+of these as to one. All raise the same errors:
 
     RequestError    the request is refused, or failed; the engine and other requests are unharmed
     GrammarError    the form that the request asks of its output cannot be kept to: the stream raises it

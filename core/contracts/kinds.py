@@ -148,7 +148,7 @@ KINDS: dict[str, Kind] = {
         Kind(
             "router",
             "dovetail.contracts.router:Router",
-            ContractVersion(1, 1),
+            ContractVersion(1, 2),
             "which replica of an engine takes a request",
         ),
         Kind("command", "dovetail.contracts.command:Command", _V1, "a command of the CLI"),

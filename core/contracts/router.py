@@ -28,10 +28,12 @@ options, no other state. The same calls give the same answers in every process.
 
 from __future__ import annotations
 
+import operator
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dovetail.contracts.errors import PluginError
 from dovetail.contracts.plugin import Plugin, PluginOptions
 
 
@@ -182,3 +184,23 @@ def report_event(router: Router, replica: int, event: CacheEvent) -> None:
         router.blocks_removed(replica, event.block_hashes)
     else:
         router.all_blocks_cleared(replica)
+
+
+def choose_replica(router: Router, name: str, request: RoutedRequest, replicas: Sequence[ReplicaState]) -> int:
+    """Has `router` choose, for a host: the index of the replica that gets the request. `name`: the router's, for
+    messages. Raises `PluginError` where the router raises, or returns what is no integer (numpy's are), or the index of
+    a replica that there is not or that takes no requests."""
+    try:
+        answer = router.choose(request, replicas)
+    except Exception as error:
+        raise PluginError(f"router {name} raised {type(error).__name__}: {error}") from error
+    broken = f"router {name} breaks the router's contract"
+    try:
+        chosen = operator.index(answer)
+    except TypeError as error:
+        raise PluginError(f"{broken}: choose returned {answer!r:.200}, which is no integer") from error
+    if not 0 <= chosen < len(replicas):
+        raise PluginError(f"{broken}: it chose replica {chosen}, and there are {len(replicas)}, numbered from 0")
+    if not replicas[chosen].is_up:
+        raise PluginError(f"{broken}: it chose replica {chosen}, which is not up")
+    return chosen

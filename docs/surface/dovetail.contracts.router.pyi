@@ -81,3 +81,9 @@ class AllBlocksCleared:
 
 CacheEvent = BlocksStored | BlocksRemoved | AllBlocksCleared
 def report_event(router: Router, replica: int, event: CacheEvent) -> None: ...
+def choose_replica(
+    router: Router,
+    name: str,
+    request: RoutedRequest,
+    replicas: Sequence[ReplicaState],
+) -> int: ...

@@ -95,8 +95,8 @@ class Fleet:
         return "; ".join(f"{replica.name}: {replica.trouble}" for replica in self.replicas if replica.trouble)
 
     async def read(self, question: Do) -> Answers:
-        """What those that take requests answer, where nothing is changed. Raises an error of the first where none
-        answers."""
+        """What those that take requests answer, where nothing is changed. Raises the first one's error where some
+        refuse, or none answers; those that fall silent meanwhile are left out."""
         answers = await ask(self.some(), question)
         if answers.failed or not answers.done:
             raise answers.error()
@@ -168,7 +168,8 @@ class Fleet:
         replica.barrier = "it is not in the state of the others yet"
         replica.silent.clear()
         if self._listener is not None:
-            logger.error("%s is down: requests go to the others", replica.name)
+            what = "requests go to the others" if self.admitted else "no replica takes requests"
+            logger.error("%s is down: %s", replica.name, what)
             self._listener.replica_lost(replica)
 
     def replica_silent(self, replica: Replica, error: WorkerError | None) -> None:

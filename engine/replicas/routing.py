@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from dovetail.contracts.errors import PluginError, WorkerError
+from dovetail.contracts.errors import WorkerError
 from dovetail.contracts.router import (
     CacheEvent,
     FollowsBlocks,
@@ -13,6 +13,7 @@ from dovetail.contracts.router import (
     ReplicaState,
     RoutedRequest,
     Router,
+    choose_replica,
     report_event,
 )
 from dovetail.engine.replicas.replica import Replica
@@ -60,19 +61,11 @@ class Routing:
 
     def place(self, request: RoutedRequest, excluded: Collection[int] = ()) -> int:
         """The replica that takes a request, none of `excluded`. Raises `WorkerError` where none is up, `PluginError`
-        for a router that raises or names a replica that takes no requests."""
+        as `choose_replica`."""
         states = [load.state(excluded) for load in self._loads]
         if not any(state.is_up for state in states):
             raise WorkerError(f"no replica takes the request: {self._refusals()}")
-        name = type(self._router).__name__
-        try:
-            index = self._router.choose(request, states)
-        except Exception as error:
-            raise PluginError(f"router {name} raised {type(error).__name__}: {error}") from error
-        if not isinstance(index, int) or not 0 <= index < len(states) or not states[index].is_up:
-            raise PluginError(
-                f"router {name} breaks the router's contract: it chose replica {index!r}, which is not up"
-            )
+        index = choose_replica(self._router, type(self._router).__name__, request, states)
         self._places[request.request_id] = index
         self._loads[index].waiting[request.request_id] = request.num_prompt_tokens
         return index

@@ -6,8 +6,15 @@ import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from dovetail.contracts.errors import PluginError
-from dovetail.contracts.router import CacheEvent, FollowsRequests, ReplicaState, RoutedRequest, Router, report_event
+from dovetail.contracts.router import (
+    CacheEvent,
+    FollowsRequests,
+    ReplicaState,
+    RoutedRequest,
+    Router,
+    choose_replica,
+    report_event,
+)
 from dovetail.plugins.commands.simulate_routing.replica import CostModel, Job, SimulatedReplica, StepEnd
 from dovetail.plugins.commands.simulate_routing.workload import SimulatedRequest
 
@@ -62,9 +69,7 @@ class Simulation:
                 self._begin(index, now)
 
     def _send(self, request: SimulatedRequest) -> None:
-        index = self._router.choose(self._routed(request), self._states)
-        if not 0 <= index < len(self._replicas):
-            raise PluginError(f"router {self._label} chose replica {index}: there are {len(self._replicas)}")
+        index = choose_replica(self._router, self._label, self._routed(request), self._states)
         self._outcome.requests[index] += 1
         state = self._states[index]
         self._states[index] = replace(

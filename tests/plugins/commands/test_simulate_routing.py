@@ -63,6 +63,29 @@ class TestSimulateRouting(CommandSuite):
         assert aware["hit_rate"] == 3 * 512 / 4000
         assert aware["ttft_p50"] == pytest.approx(2 - 3 * 0.512)
 
+    @pytest.mark.parametrize(
+        ("answer", "words"),
+        [
+            ("np.int64(1)", None),
+            ("'one'", "choose returned 'one', which is no integer"),
+            ("np.float64(1)", "which is no integer"),
+            ("7", "it chose replica 7, and there are 2, numbered from 0"),
+            ("-1", "it chose replica -1, and there are 2"),
+            ("replicas[5].index", "raised IndexError: list index out of range"),
+        ],
+    )
+    def test_what_a_router_answers_is_judged_as_in_a_server(self, answer: str, words: str | None) -> None:
+        """A server asks by the same function."""
+        Path("own.py").write_text(
+            "import numpy as np\nfrom dovetail.contracts.router import Router\n\n\nclass Own(Router):\n"
+            f"    contract = (1, 0)\n\n    def choose(self, request, replicas):\n        return {answer}\n"
+        )
+        arguments = ["t.jsonl", "--replicas", "2", "--router", "./own.py:Own", "--json"]
+        if words is None:
+            assert self.run(arguments).exit_code == 0
+        else:
+            assert words in str(self.run(arguments).exception)
+
     def test_requests_wait_for_their_turn(self) -> None:
         """Two prompts on one replica: the second one's first token comes after both were computed, and the first one's
         output is generated in the same steps."""
