@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -20,10 +21,13 @@ _SHOWN = ("CPU", "GPU")
 
 
 class RayNodes:
-    """A placement group, and an actor in each of its bundles. Its methods are called by several threads."""
+    """A placement group, and an actor in each of its bundles. Its methods are called by several threads. `began_ray`:
+    Ray itself is to end with them."""
 
-    def __init__(self) -> None:
+    def __init__(self, began_ray: bool) -> None:
         self._ray = import_ray()
+        self._began_ray = began_ray
+        self._owner_pid = os.getpid()
         self._group: Any = None
         self._actors: list[Any] = []
         self._runs: list[Any] = []
@@ -64,7 +68,10 @@ class RayNodes:
         return f"Ray says: its actor lives, and the agent exited with code {code}"
 
     def release(self) -> None:
-        """Ends the actors and gives back what they reserved. Idempotent."""
+        """Ends the actors and gives back what they reserved; and Ray, if it is to end with them. Idempotent; does
+        nothing in a process that was forked off the owner's."""
+        if os.getpid() != self._owner_pid:
+            return
         actors, group = self._actors, self._group
         self._actors, self._group, self._runs = [], None, []
         with contextlib.suppress(Exception):  # the cluster may be gone
@@ -72,6 +79,9 @@ class RayNodes:
                 self._ray.kill(actor)
             if group is not None:
                 self._ray.util.remove_placement_group(group)
+        if self._began_ray:
+            self._began_ray = False
+            self._ray.shutdown()
 
 
 class NodeActor:
@@ -99,6 +109,24 @@ def import_ray() -> Any:
     return ray
 
 
+def reason_against(address: str, connected: str, own_host: str) -> str:
+    """Returns why an executor for the cluster at `address` cannot use the one at `connected`; empty where it can.
+    `own_host`: this machine's address, as Ray knows it."""
+    if address == "auto" or _resolved(address, own_host) == _resolved(connected, own_host):
+        return ""
+    return (
+        f"executor.address is {address}, and this process is connected to the Ray cluster at {connected} already: leave"
+        " executor.address out to use that one, or call ray.shutdown() first"
+    )
+
+
+def _resolved(address: str, own_host: str) -> tuple[str, str]:
+    host, _, port = address.rpartition(":")
+    with contextlib.suppress(OSError):
+        host = socket.gethostbyname(host)
+    return own_host if host.startswith("127.") else host, port
+
+
 def _environment() -> dict[str, str]:
     """Without the threads that Ray sets: each rank has its own number."""
     return {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
@@ -108,8 +136,8 @@ def _in_one_line(text: str) -> str:
     """An actor's error of Ray without the ids of its own::
 
     The actor died unexpectedly before finishing this task.
-        class_name: NodeActor
-        pid: 815
+    <tab>class_name: NodeActor
+    <tab>pid: 815
     The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR ...
     """
     wanted = [line for line in text.splitlines() if not line.startswith("\t") or line.strip().startswith(("pid", "ip"))]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import secrets
+import weakref
 from typing import Any, ClassVar
 
 from pydantic import Field
 
+from dovetail.contracts.errors import PluginError
 from dovetail.contracts.executor import ExecutorNeed, ExpectedWorkers
 from dovetail.contracts.plugin import Environment, PluginOptions
-from dovetail.executors._ray_nodes import MISSING, RayNodes, import_ray
+from dovetail.executors._ray_nodes import MISSING, RayNodes, import_ray, reason_against
 from dovetail.executors.nodes.base import NodesExecutor, NodesOptions
 from dovetail.executors.nodes.hub import Hub
 from dovetail.executors.nodes.spread import ranks_of_nodes
@@ -20,7 +22,7 @@ class RayOptions(NodesOptions):
 
     address: str | None = None
     """Address of a cluster that runs ("auto", "10.0.0.1:6379"); None: the one this process is connected to, else one
-    is started on this machine."""
+    is started on this machine. Another than this process is connected to is refused."""
     nodes: int | None = Field(default=None, ge=1)
     """Machines, or parts of machines, over which Ray spreads the ranks. None: one per pipeline stage, so that each
     tensor-parallel group is on one machine."""
@@ -41,7 +43,6 @@ class RayExecutor(NodesExecutor):
     def __init__(self, options: RayOptions, spec: Any, need: ExecutorNeed):
         super().__init__(options, spec, need)
         self._ray_nodes: RayNodes | None = None
-        self._began_ray = False
 
     @classmethod
     def check(cls, need: ExecutorNeed, options: Any, environment: Environment) -> list[str]:
@@ -65,10 +66,16 @@ class RayExecutor(NodesExecutor):
         """Listens at a free port, and has Ray start an agent per node, with a key made for this executor."""
         ray = import_ray()
         key = secrets.token_hex(32)
-        if not ray.is_initialized():
+        begins = not ray.is_initialized()
+        if begins:
             ray.init(address=self.options.address, include_dashboard=False, log_to_driver=True)
-            self._began_ray = True
-        self._ray_nodes = nodes = RayNodes()
+        elif self.options.address is not None:
+            connected = ray.get_runtime_context().gcs_address
+            reason = reason_against(self.options.address, connected, ray.util.get_node_ip_address())
+            if reason:
+                raise PluginError(reason)
+        self._ray_nodes = nodes = RayNodes(began_ray=begins)
+        weakref.finalize(self, nodes.release).atexit = False  # Ray itself ends them with this process
         try:
             host = self.options.driver_address or ray.util.get_node_ip_address()
             names = [f"{index}" for index in range(self.num_nodes())]
@@ -116,6 +123,3 @@ class RayExecutor(NodesExecutor):
     def _release(self) -> None:
         if self._ray_nodes is not None:
             self._ray_nodes.release()
-        if self._began_ray:
-            self._began_ray = False
-            import_ray().shutdown()

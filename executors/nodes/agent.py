@@ -17,8 +17,8 @@ import psutil
 
 from dovetail.contracts.joining import JoinedNode
 from dovetail.executors._threads import worker_threads
-from dovetail.executors.nodes.inspection import inspect
-from dovetail.executors.nodes.messages import Ended, Halted, Inspect, Signal, Start, Started, Tick
+from dovetail.executors.nodes.inspection import Inspector
+from dovetail.executors.nodes.messages import Ended, Halted, Inspect, NotStarted, Signal, Start, Started, Tick
 from dovetail.executors.nodes.sockets import TICK_S, keep_alive_on
 
 
@@ -43,6 +43,7 @@ class _Agent:
         self._connection = connection
         self._node = node
         self._ranks: dict[str, _Rank] = {}
+        self._inspectors: list[Inspector] = []
 
     def run(self) -> str:
         next_tick = 0.0
@@ -52,6 +53,7 @@ class _Agent:
                     self._handle(pickle.loads(self._connection.recv_bytes()))
                 for token in list(self._ranks):
                     self._look_at(token)
+                self._report_inspections()
                 if time.monotonic() >= next_tick:
                     next_tick = time.monotonic() + TICK_S
                     self._send(Tick())
@@ -61,16 +63,18 @@ class _Agent:
             return error.strerror or repr(error)
 
     def end_all(self) -> None:
-        """Kills the ranks that run."""
+        """Kills the ranks that run, and ends what looks at the machine."""
         for rank in self._ranks.values():
             rank.process.kill()
         for rank in self._ranks.values():
             rank.process.wait()
             _close_input(rank.process)
+        for inspector in self._inspectors:
+            inspector.end()
 
     def _handle(self, message: Any) -> None:
         if isinstance(message, Inspect):
-            self._send(inspect(message))
+            self._inspectors.append(Inspector(message))
         elif isinstance(message, Start):
             self._start(message)
         elif isinstance(message, Signal) and message.token in self._ranks:
@@ -78,11 +82,15 @@ class _Agent:
 
     def _start(self, start: Start) -> None:
         keep_alive_on(self._connection, start.timeout_s)
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "dovetail.executors.nodes.rank"],
-            env=self._environment(start),
-            stdin=subprocess.PIPE,
-        )
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "dovetail.executors.nodes.rank"],
+                env=self._environment(start),
+                stdin=subprocess.PIPE,
+            )
+        except OSError as error:
+            self._send(NotStarted(start.token, f"{sys.executable}: {error}"))
+            return
         self._ranks[start.token] = _Rank(process)
         launch = {
             "driver": self._node.driver,
@@ -118,6 +126,13 @@ class _Agent:
             if is_halted != rank.is_halted:
                 rank.is_halted = is_halted
                 self._send(Halted(token, is_halted))
+
+    def _report_inspections(self) -> None:
+        for inspector in list(self._inspectors):
+            answer = inspector.answer()
+            if answer is not None:
+                self._inspectors.remove(inspector)
+                self._send(answer)
 
     def _send(self, message: Any) -> None:
         self._connection.send_bytes(pickle.dumps(message))

@@ -10,6 +10,7 @@ import time
 import weakref
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -157,12 +158,15 @@ class NodesExecutor(ProcessExecutor):
     def _compare(self) -> list[Inspection]:
         spec = self.spec if isinstance(self.spec, ComparesMachines) else None
         question = Inspect(None if spec is None else pickle.dumps(self.spec), self.need.device_type)
-        inspections, clocks = [], []
-        for node in self._nodes:
-            before = time.time()
-            inspections.append(node.inspect(question, self.options.start_timeout_s))
-            clocks.append((before, time.time()))
-        mine = None if spec is None else spec.machine_facts()
+        pool = ThreadPoolExecutor(len(self._nodes), thread_name_prefix="dovetail-inspect")
+        try:
+            asked = [pool.submit(self._ask, node, question) for node in self._nodes]
+            mine = None if spec is None else spec.machine_facts()
+            for one in wait(asked, return_when=FIRST_EXCEPTION).done:
+                one.result()
+        finally:
+            pool.shutdown(wait=False)  # where one failed, the hub is closed, which ends the others
+        inspections, clocks = zip(*(one.result() for one in asked), strict=True)
         problems = []
         per_node = ranks_of_nodes(self.need, len(self._nodes))
         for index, (node, found) in enumerate(zip(self._nodes, inspections, strict=True)):
@@ -182,7 +186,13 @@ class NodesExecutor(ProcessExecutor):
         if problems:
             raise PluginError("\n".join(["nodes do not fit this engine, and no weight was read:", *problems]))
         self._check_addresses()
-        return inspections
+        return list(inspections)
+
+    def _ask(self, node: NodeLink, question: Inspect) -> tuple[Inspection, tuple[float, float]]:
+        """What is on a node, and the times before and after it said so."""
+        before = time.time()
+        found = node.inspect(question, self.options.start_timeout_s)
+        return found, (before, time.time())
 
     def _compare_clock(self, node: NodeLink, theirs: float, before: float, after: float) -> None:
         apart = max(before - theirs, theirs - after, 0.0)

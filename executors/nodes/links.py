@@ -16,7 +16,17 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from dovetail.contracts.errors import WorkerError
-from dovetail.executors.nodes.messages import Ended, Halted, Inspect, Inspection, Signal, Start, Started, Tick
+from dovetail.executors.nodes.messages import (
+    Ended,
+    Halted,
+    Inspect,
+    Inspection,
+    NotStarted,
+    Signal,
+    Start,
+    Started,
+    Tick,
+)
 from dovetail.executors.nodes.sockets import TICK_S
 from dovetail.executors.processes import WorkerProcess
 
@@ -120,6 +130,8 @@ class NodeLink:
             self._inspections.put(message)
         elif isinstance(message, Started):
             self._ranks[message.token].pid = message.pid
+        elif isinstance(message, NotStarted):
+            self._ranks[message.token].note_not_started(message.why)
         elif isinstance(message, Halted):
             self._ranks[message.token].is_halted = message.is_halted
         elif isinstance(message, Ended):
@@ -136,6 +148,7 @@ class NodeProcess(WorkerProcess):
         self._link = link
         self._wait_for = connect
         self._code: int | None = None
+        self._why_not_started = ""
         self._is_over = threading.Event()
         self._end: socket.socket | None = None
 
@@ -176,7 +189,9 @@ class NodeProcess(WorkerProcess):
         return self._code
 
     def lost(self) -> str | None:
-        """Why the machine is gone, where the exit code is not known."""
+        """Why the machine is gone or started no process, where the exit code is not known."""
+        if self._why_not_started:
+            return f"could not be started: {self._why_not_started}"
         is_lost = self._code is None and self._is_over.is_set()
         return f"was lost: {self._link.lost}" if is_lost else None
 
@@ -205,6 +220,11 @@ class NodeProcess(WorkerProcess):
     def note_end(self, code: int) -> None:
         """The agent reported the end."""
         self._code = code
+        self._is_over.set()
+
+    def note_not_started(self, why: str) -> None:
+        """The agent could not start the process."""
+        self._why_not_started = why
         self._is_over.set()
 
     def note_lost(self) -> None:

@@ -60,6 +60,13 @@ class Started(NamedTuple):
     pid: int
 
 
+class NotStarted(NamedTuple):
+    """The process of a rank could not be started."""
+
+    token: str
+    why: str
+
+
 class Halted(NamedTuple):
     """The process of a rank was halted (SIGSTOP, a debugger), or goes on."""
 

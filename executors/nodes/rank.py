@@ -15,6 +15,7 @@ import threading
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import NoReturn
 
+from dovetail.executors.nodes.sockets import set_patience
 from dovetail.executors.processes import serve
 
 _PR_SET_PDEATHSIG = 1
@@ -33,9 +34,11 @@ def main() -> NoReturn:
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection = Connection(end.detach())
     key = bytes.fromhex(launch["key"])
+    set_patience(connection, _GREETING_S)  # the engine may be halted
     answer_challenge(connection, key)
     deliver_challenge(connection, key)
     connection.send_bytes(json.dumps({"role": "rank", "token": launch["token"]}).encode())
+    set_patience(connection, 0.0)
     serve(connection)
     # As children of multiprocessing end: taking down what torch has loaded takes seconds, in which nobody needs it.
     sys.stdout.flush()

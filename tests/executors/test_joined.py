@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import signal
 import socket
@@ -12,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
@@ -28,11 +30,13 @@ import dovetail.worker.__main__
 from dovetail import LLM, SamplingParams
 from dovetail.contracts.errors import ConfigError, PluginError, WorkerError
 from dovetail.contracts.executor import ExecutorNeed, Placement
-from dovetail.contracts.joining import parse_address, read_key, write_key
+from dovetail.contracts.joining import JoinedNode, parse_address, read_key, write_key
 from dovetail.contracts.plugin import Environment
 from dovetail.executors.joined import JoinedExecutor, JoinedOptions
-from dovetail.executors.nodes import base, greetings
+from dovetail.executors.nodes import base, greetings, inspection
+from dovetail.executors.nodes.agent import serve_node
 from dovetail.executors.nodes.hub import Hub
+from dovetail.executors.nodes.messages import Inspect, Inspection, NotStarted, Start, Tick
 from dovetail.executors.nodes.variables import variables_for_nodes
 from dovetail.testing.executor_suite import ExecutorSuite
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
@@ -329,6 +333,59 @@ def test_a_refusal_names_each_caller_and_the_next_one_joins(hub: Hub) -> None:
         assert "127.0.0.1: it broke off the greeting (ValueError('its hello is no object" in str(caught.value)
         assert "; node b (127.0.0.1): executor.nodes does not name b" in str(caught.value)
         assert "module" in greeted(node, KEY, "a")
+
+
+@pytest.fixture
+def engine_of_an_agent() -> Iterator[Connection]:
+    """The engine's end of a connection to an agent in a thread, which ends with the engine."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        there = Connection(socket.create_connection(listener.getsockname()).detach())
+        here = Connection(listener.accept()[0].detach())
+    node = JoinedNode(name="a", address="127.0.0.1", driver=("127.0.0.1", 1), key=KEY)
+    with there, ThreadPoolExecutor(1) as pool:
+        served = pool.submit(serve_node, there, node)
+        with here:
+            yield here
+        assert served.result(timeout=60) == "it ended the connection"
+
+
+def next_message(engine: Connection, kind: type) -> Any:
+    while not isinstance(message := pickle.loads(engine.recv_bytes()), kind):
+        pass
+    return message
+
+
+def test_what_cannot_be_started_on_a_node_is_reported(
+    engine_of_an_agent: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/none/python")
+    engine_of_an_agent.send_bytes(pickle.dumps(Inspect(b"", "cpu")))
+    assert "no process could be started" in next_message(engine_of_an_agent, Inspection).problem
+    engine_of_an_agent.send_bytes(pickle.dumps(Start("token", 0, {}, 1, 1.0)))
+    assert "/none/python: [Errno 2]" in next_message(engine_of_an_agent, NotStarted).why
+
+
+def test_an_agent_goes_on_while_it_looks_at_its_machine(engine_of_an_agent: Connection) -> None:
+    """And what looks ends with the engine."""
+    engine_of_an_agent.send_bytes(pickle.dumps(Inspect(pickle.dumps(Forever()), "cpu")))
+    for _ in range(3):
+        next_message(engine_of_an_agent, Tick)
+
+
+class Forever:
+    """Unpickled by a process that waits for good."""
+
+    def __reduce__(self) -> tuple[Any, tuple[int]]:
+        return time.sleep, (100_000,)
+
+
+def test_an_inspection_that_takes_too_long_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspection, "_TIMEOUT_S", 0.0)
+    inspector = inspection.Inspector(Inspect(pickle.dumps(Forever()), "cpu"))
+    while (found := inspector.answer()) is None:
+        pass
+    inspector.end()
+    assert "was not done in 0 s" in found.problem
 
 
 def greeted(connection: Connection, key: bytes, name: str) -> dict[str, str]:

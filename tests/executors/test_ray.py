@@ -3,12 +3,14 @@ these."""
 
 from __future__ import annotations
 
+import gc
 import re
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import psutil
 import pytest
 
 from dovetail import LLM, SamplingParams
-from dovetail.contracts.errors import WorkerError
+from dovetail.contracts.errors import PluginError, WorkerError
 from dovetail.contracts.executor import ExecutorNeed
 from dovetail.executors.ray import RayExecutor, RayOptions
 from dovetail.plugins.server.ray_serve import app
@@ -103,6 +105,25 @@ def test_a_shutdown_leaves_neither_processes_nor_reservations() -> None:
     executor.shutdown()
     assert all_end(processes)
     assert ray.cluster_resources()["CPU"] == free == 4
+
+
+@pytest.mark.usefixtures("cluster")
+def test_an_executor_that_is_dropped_gives_back_what_it_reserved() -> None:
+    import ray
+
+    executor = create()
+    with closing(executor.open()):
+        groups = ray.util.placement_group_table().values()
+        assert sum(one["state"] == "CREATED" for one in groups) == 1
+        del executor
+        gc.collect()
+        assert {one["state"] for one in ray.util.placement_group_table().values()} == {"REMOVED"}
+
+
+def test_another_cluster_than_the_one_connected_to_is_refused(cluster: Any) -> None:
+    why = rf"executor\.address is 127\.0\.0\.1:1, and .* cluster at {re.escape(cluster.address)} already"
+    with pytest.raises(PluginError, match=why):
+        create(address="127.0.0.1:1").start()
 
 
 @pytest.mark.usefixtures("cluster")
