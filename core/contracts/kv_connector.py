@@ -112,7 +112,8 @@ class KVConnector(Plugin):
     @classmethod
     def transfer_params(cls, options: Any) -> Mapping[str, Any]:
         """Returns the `kv_transfer_params` by which requests in another engine find what this engine computed: plain
-        data. Empty: no other engine is sent here. `options` is an instance of `cls.Options`."""
+        data, vLLM's names and keys of its own with a dot in them (`acme.slot`). Empty: no other engine is sent here.
+        `options` is an instance of `cls.Options`."""
         return {}
 
     @abstractmethod

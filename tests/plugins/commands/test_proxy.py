@@ -266,6 +266,35 @@ def test_a_port_that_is_taken_is_named() -> None:
     assert result.output == ""
 
 
+@pytest.mark.parametrize(
+    ("params", "says"),
+    [
+        ({"do_remote_prefil": True}, ".do_remote_prefil: no such key; there are do_remote_prefill,"),
+        ({"do_remote_prefill": "true"}, ".do_remote_prefill is 'true': send true or false"),
+        ({"remote_host": "127.0.0.1", "remote_port": "7150"}, ".remote_port is '7150': send a whole number"),
+        ({"remote_host": "127.0.0.1", "remote_port": 65536}, ".remote_port is 65536: send a whole number"),
+        ({"remote_host": 7, "remote_port": 7150}, ".remote_host is 7: send an address"),
+        ({"remote_host": "127.0.0.1"}, "send remote_port as"),
+        ({"do_remote_prefill": True}, "send remote_host and remote_port as"),
+    ],
+)
+def test_params_that_would_be_ignored_are_refused(site: Site, params: dict[str, Any], says: str) -> None:
+    refused = httpx.post(f"{site.decode}/v1/completions", json={**COMPLETE, "kv_transfer_params": params}, timeout=60)
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"]) == (400, "kv_transfer_params"), error
+    assert says in error["message"]
+
+
+def test_params_of_other_connectors_are_taken(site: Site) -> None:
+    """What a client of vLLM sends to a prefill server, and what a plugin may have of its own."""
+    names = ("remote_engine_id", "remote_block_ids", "remote_host", "remote_port")
+    begins = {"do_remote_decode": True, "do_remote_prefill": False, **dict.fromkeys(names)}
+    own = {"do_remote_prefill": True, "acme.slot": 3, "tp_size": 1}
+    for url, params in ((site.prefill, begins), (site.decode, own)):
+        taken = httpx.post(f"{url}/v1/completions", json={**COMPLETE, "kv_transfer_params": params}, timeout=60)
+        assert taken.status_code == 200, taken.text
+
+
 def test_what_no_producer_and_no_stream_can_answer_is_refused(site: Site) -> None:
     begins = {**COMPLETE, "kv_transfer_params": {"do_remote_decode": True}}
     for url, more in ((site.decode, {}), (site.prefill, {"stream": True}), (site.prefill, {"extra": begins})):
