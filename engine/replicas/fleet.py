@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from dovetail.contracts.errors import DovetailError, WorkerError
@@ -108,8 +109,8 @@ class Fleet:
         return await self.to_the_end(self._on_all(do))
 
     async def on_all_at_length(self, do: Do) -> Answers:
-        """As `on_all`, for what may take until others are asked something: it is sent in one piece with the rest, and
-        nothing waits for its answers."""
+        """As `on_all`, for a pause, which may take until others are asked something: it is sent in one piece with the
+        rest, and nothing waits for its answers. Where it fails on some, the pause alone is taken back."""
         return await self.to_the_end(self._on_all_at_length(do))
 
     async def ask_to_change(self, replicas: Iterable[Replica], do: Do) -> Answers:
@@ -270,6 +271,9 @@ class Fleet:
             await asyncio.sleep(0)  # it is sent: who asks for the state now gets the one behind it
         answers = await answers_of(asked)
         async with self.control:
+            if answers.failed or not answers.done:
+                # What else all did meanwhile stays: only the pause is taken back.
+                before = replace(await self._observe(), is_paused=before.is_paused)
             return await self._settle(answers, before)
 
     async def _settle(self, answers: Answers, before: EngineState) -> Answers:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dovetail.config.resolved import ResolvedKVConnector
 from dovetail.contracts.errors import ConfigError
-from dovetail.engine.resolving.choose import choose
+from dovetail.contracts.kv_connector import KVConnector
+from dovetail.engine.resolving.choose import Chosen, choose
 from dovetail.engine.resolving.resolution import Resolution
 from dovetail.engine.resolving.slots import KV_CONNECTOR
 
@@ -26,8 +27,24 @@ def choose_kv_connector(state: Resolution, is_encoder: bool) -> ResolvedKVConnec
             " it to true, or kv_connector to null"
         )
     chosen = choose(state, KV_CONNECTOR, None)
+    if state.num_replicas > 1:
+        _refuse_shared_address(state, chosen)
     return ResolvedKVConnector(
         chosen.component,
         section.load_seconds or _LOAD_S,
         int((section.queue_gib or _QUEUE_GIB) * 2**30),
     )
+
+
+def _refuse_shared_address(state: Resolution, chosen: Chosen[KVConnector]) -> None:
+    """Raises `ConfigError` for a connector to which other engines are sent: replicas have the same options, so that all
+    would be found at one address."""
+    with chosen.calling("transfer_params"):
+        is_sent_to = bool(chosen.plugin.transfer_params(chosen.options))
+    if is_sent_to:
+        key = "server.data_parallel_size"
+        raise ConfigError(
+            f"{key} {state.num_replicas} ({state.layered.origin(key)}): other engines fetch blocks from kv_connector"
+            f" {chosen.component.name!r} at one address, which replicas cannot share; leave it at 1, start one server"
+            " per engine, or have the connector fetch only"
+        )

@@ -321,6 +321,33 @@ def test_a_replica_that_does_not_answer_gets_no_requests_until_it_does(
     asyncio.run(main())
 
 
+def test_a_pause_that_fails_undoes_nothing_that_all_did_meanwhile(
+    pair: tuple[str, str], story_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        lora = LoRARequest("style", 0, str(save_adapter(tmp_path / "style", story_model, 1)))
+        async with await RemoteEngine.connect(pair[0], 60) as first, replicas(pair, round_robin) as engine:
+            goes_on = asyncio.Event()
+
+            async def refuse(mode: str) -> None:
+                await goes_on.wait()
+                raise RequestError("not now")
+
+            monkeypatch.setattr(engine._replicas[1].engine, "pause", refuse)
+            pausing = asyncio.ensure_future(engine.pause("keep"))
+            while not await first.is_paused():
+                await asyncio.sleep(0)
+            await engine.add_lora(lora)
+            goes_on.set()
+            with pytest.raises(RequestError, match="replica 1: not now"):
+                await pausing
+            assert [one.name for one in await first.list_loras()] == ["style"]
+            assert not await first.is_paused()
+            await engine.remove_lora("style")
+
+    asyncio.run(main())
+
+
 def test_metrics_of_replicas_are_told_apart() -> None:
     page = '# HELP a_total A.\n# TYPE a_total counter\na_total{model="m"} 1\na_total 2\n'
     page += '# TYPE b gauge\nb{engine="9",x="y"} 3\n'

@@ -156,6 +156,16 @@ def test_what_replicas_have_no_memory_for_is_refused(model_dir, cpu):
         resolve(layered, environment=cpu)
 
 
+@pytest.mark.parametrize(("role", "is_refused"), [("producer", True), ("both", True), ("consumer", False)])
+def test_replicas_cannot_share_the_address_of_a_producer(model_dir, cpu, role, is_refused):
+    connector = {"name": "peer", "role": role, "peers": ["*"]}
+    layered = load_config(
+        {"model": str(model_dir), "kv_connector": connector, "server": {"data_parallel_size": 2}, "device": "cpu"}
+    )
+    refusal = explain(layered, environment=cpu).refusal
+    assert ("server.data_parallel_size 2" in str(refusal)) is is_refused
+
+
 def test_host_memory_over_stages_is_what_each_of_them_keeps(resolve_tiny, make_model):
     """All have the same blocks: a stage with one layer of four keeps a third of what one with three does."""
     model = {"path": str(make_model(num_hidden_layers=4))}
