@@ -135,7 +135,7 @@ def in_load(nodes: Nodes, fault: Callable[[], None], index: int) -> Outcome:
 
 
 def no_alarm(nodes: Nodes, seconds: float, disturb: Callable[[Nodes], AbstractContextManager[object]]) -> str:
-    """Steps run for so long beside what disturbs them; the error, empty where there is none."""
+    """Steps run for so long with what disturbs them; the error, empty where there is none."""
     options = JoinedOptions(listen=LISTEN, key_file=nodes.key_file, nodes=["a", "b"])
     executor = JoinedExecutor(options, ToySpec(), ExecutorNeed("cpu", tensor_parallel=2))
     executor.start()
@@ -241,7 +241,7 @@ def drivers_killed(nodes: Nodes, times: range) -> None:
 
 
 def false_alarms(nodes: Nodes, times: range) -> None:
-    found = {"60 s beside four busy processes": [no_alarm(nodes, 60, busy)]}
+    found = {"60 s with four busy processes": [no_alarm(nodes, 60, busy)]}
     found[f"{len(times)} halts of 3 s"] = [no_alarm(nodes, 3.5, halted) for _ in times]
     for what, alarms in found.items():
         print(f"false alarms in {what}: {sum(map(bool, alarms))}", *filter(None, alarms), flush=True)

@@ -10,7 +10,7 @@ no drafts), and then over each layout of worker processes, one engine for three 
   some are preempted; twice, so that the second run finds prefixes;
 - drafts: as tight, and every request with n-gram drafts.
 
-"equal" means all token ids of all requests. The counts beside it show that the setting did its work: preempted
+"equal" means all token ids of all requests. The counts after it show that the setting did its work: preempted
 requests, prompt tokens from the cache, tokens drafted and accepted. Encoders generate nothing: their embeddings are
 compared, to four digits. Exits with 1 where anything differs; a layout that is refused is named with the reason.
 """
