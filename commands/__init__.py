@@ -65,5 +65,5 @@ __all__ = [
     "write_manifest",
 ]
 
-VERSION = ContractVersion(1, 9)
+VERSION = ContractVersion(1, 10)
 """Version of this package's public modules, shared by all of them."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dovetail.config.resolved import ResolvedConfig, ResolvedDrafter
 from dovetail.contracts.errors import CapacityError, ConfigError, DovetailError, ModelError, PluginError
-from dovetail.contracts.executor import Executor, ExecutorNeed
+from dovetail.contracts.executor import Executor
 from dovetail.contracts.kv import KVLayout
 from dovetail.contracts.kv_connector import ConnectorSetup, KVConnector
 from dovetail.contracts.logits import LogitsProcessor
@@ -89,17 +89,10 @@ def create_parts(config: ResolvedConfig) -> EngineParts:
 
 
 def _create_executor(config: ResolvedConfig, plugins: LoadedPlugins, tokenizer: Future[Tokenizer | None]) -> Executor:
-    need = ExecutorNeed(
-        config.device_type,
-        config.tensor_parallel,
-        config.num_stages,
-        enforce_eager=config.enforce_eager,
-        max_num_seqs=config.limits.max_num_seqs,
-    )
     # Only logits processors, and drafters that read text, have the workers wait for the tokenizer.
     logits = logits_setup(config, tokenizer.result()) if config.logits_processors else None
     spec = ModelWorkerSpec(config, logits, _draft_tokenizers(config, plugins, tokenizer))
-    executor: Executor = plugins.create(config.executor, spec, need)
+    executor: Executor = plugins.create(config.executor, spec, config.executor_need())
     return executor
 
 

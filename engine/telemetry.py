@@ -19,6 +19,7 @@ from dovetail.contracts.executor import Executor
 from dovetail.contracts.hooks import RequestControl
 from dovetail.contracts.router import CacheEvent
 from dovetail.contracts.telemetry import (
+    ConnectorTotals,
     DrafterTotals,
     EngineDescription,
     EngineState,
@@ -34,6 +35,7 @@ from dovetail.contracts.telemetry import (
 from dovetail.contracts.weight_transport import WeightsReport
 from dovetail.engine.core import EngineCore
 from dovetail.engine.exposition import joined
+from dovetail.engine.external.blocks import ExternalStatistics
 from dovetail.engine.hooks import HookCaller
 from dovetail.engine.kv.manager import KVCacheManager
 from dovetail.engine.request_reports import EndedRequests, request_stats
@@ -143,7 +145,9 @@ class Telemetry:
             self._tell(lambda sink: sink.on_request(stats))
             self._note_load()
 
-    def exposition(self, requests: RequestTable, *, is_asleep: bool) -> Exposition:
+    def exposition(
+        self, requests: RequestTable, connector: ExternalStatistics | None, *, is_asleep: bool
+    ) -> Exposition:
         """What all sinks expose that can and have not raised. Raises `ConfigError` where no sink can, `PluginError`
         where all that can were switched off, one raises now or they make no page together, `RequestError` after
         `close`."""
@@ -159,7 +163,7 @@ class Telemetry:
         if not working:
             names = ", ".join(listener.name for listener, _ in exposing)
             raise PluginError(f"telemetry sink {names} raised and was switched off: the log has its error")
-        state = self._state(requests, is_asleep)
+        state = self._state(requests, connector, is_asleep)
         return joined({name: _rendered(name, sink, state) for name, sink in working})
 
     def close(self) -> None:
@@ -222,7 +226,7 @@ class Telemetry:
             max_loras=config.lora.max_loras if config.lora is not None else 0,
         )
 
-    def _state(self, requests: RequestTable, is_asleep: bool) -> EngineState:
+    def _state(self, requests: RequestTable, connector: ExternalStatistics | None, is_asleep: bool) -> EngineState:
         kv = self._kv.statistics()
         num_running, num_waiting = self._load
         running_adapters, waiting_adapters = requests.adapters()
@@ -233,8 +237,9 @@ class Telemetry:
             kv_blocks_total=kv.num_blocks,
             prefix_query_tokens=kv.prefix_query_tokens,
             prefix_hit_tokens=kv.prefix_hit_tokens,
-            external_query_tokens=kv.external_query_tokens,
-            external_hit_tokens=kv.external_hit_tokens,
+            external_hit_tokens=connector.num_hit_tokens if connector is not None else 0,
+            external_query_tokens=connector.num_query_tokens if connector is not None else 0,
+            connector=_connector_totals(connector) if connector is not None else None,
             weight_version=self._weights.version,
             weight_checksum=self._weights.checksum,
             is_asleep=is_asleep,
@@ -287,6 +292,18 @@ class Telemetry:
             num_decoded=max(0, min(num_rows, len(result.token_ids)) - len(step.first_tokens)),
             first_tokens=first_tokens,
         )
+
+
+def _connector_totals(counts: ExternalStatistics) -> ConnectorTotals:
+    return ConnectorTotals(
+        is_on=counts.is_on,
+        num_saved_blocks=counts.num_saved_blocks,
+        num_loaded_blocks=counts.num_loaded_blocks,
+        num_dropped_blocks=counts.num_dropped_blocks,
+        num_failures=counts.num_failures,
+        num_corrupt=counts.num_corrupt,
+        num_timeouts=counts.num_timeouts,
+    )
 
 
 def _rendered(name: str, sink: Exposes, state: EngineState) -> Exposition:

@@ -429,7 +429,7 @@ class TokenEngine:
         not wait for the step that runs. Raises `ConfigError` where no sink exposes metrics, `PluginError` where one
         raises, all were switched off or their pages make none together, `RequestError` after `shutdown`."""
         self.use.check_process()
-        return self._telemetry.exposition(self._requests, is_asleep=self.regions.is_asleep)
+        return self._telemetry.exposition(self._requests, self.exchange.statistics, is_asleep=self.regions.is_asleep)
 
     def keep_ended(self, most: int) -> None:
         """`explain_request` knows so many requests after their end; 0, as at the start: none."""

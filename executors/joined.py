@@ -35,13 +35,20 @@ class JoinedExecutor(NodesExecutor):
     """Waits for machines that join, and runs a process per rank on them. A machine that joins when enough have is
     refused, and tries again: a spare."""
 
+    contract: ClassVar[tuple[int, int]] = (1, 9)
     Options: ClassVar[type[PluginOptions]] = JoinedOptions
     options: JoinedOptions
 
     @classmethod
     def check(cls, need: ExecutorNeed, options: Any, environment: Environment) -> list[str]:
-        """Refuses a config without a key, and machines over which the ranks cannot be spread."""
+        """Refuses a config without a key, several replicas, and machines over which the ranks cannot be spread."""
         reasons = []
+        if need.num_replicas > 1:
+            reasons.append(
+                f"server.data_parallel_size is {need.num_replicas}, and all replicas would listen at"
+                f" {options.listen}: leave it at 1, and start a server per engine, each with an executor.listen of its"
+                " own"
+            )
         if options.key_file is None:
             reasons.append(
                 "executor.key_file is not set: make a key with python -m dovetail.worker --new-key PATH, and copy it to"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from dovetail.config.resolved import ResolvedConfig
 from dovetail.contracts.errors import PluginError
-from dovetail.contracts.executor import ANSWERING_TENSOR_RANK, Executor, ExecutorNeed, ExpectedWorkers
+from dovetail.contracts.executor import ANSWERING_TENSOR_RANK, Executor, ExpectedWorkers
 from dovetail.contracts.kv import DTYPE_BYTES
 from dovetail.contracts.model import ModelFamily
 from dovetail.registry.calls import calling
@@ -105,16 +105,9 @@ def estimate_ranks(resolved: ResolvedConfig, memory: MemoryEstimate) -> tuple[Ra
 
 def _expected_workers(resolved: ResolvedConfig) -> ExpectedWorkers:
     plugin, options = create_class(resolved.executor)
-    need = ExecutorNeed(
-        resolved.device_type,
-        resolved.tensor_parallel,
-        resolved.num_stages,
-        resolved.enforce_eager,
-        resolved.limits.max_num_seqs,
-    )
     name = f"executor {resolved.executor.name!r}"
     with calling(name, "expected_workers"):
-        workers = cast(type[Executor], plugin).expected_workers(need, options)
+        workers = cast(type[Executor], plugin).expected_workers(resolved.executor_need(), options)
     shape = workers.layout.num_stages, workers.layout.tensor_parallel
     if shape != (resolved.num_stages, resolved.tensor_parallel):
         raise PluginError(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dovetail.contracts.draft_target import TargetParts
+from dovetail.contracts.executor import ExecutorNeed
 from dovetail.contracts.grammar import GrammarLimits
 from dovetail.contracts.kv import KVSpec
 from dovetail.contracts.model import ModelSize
@@ -311,6 +312,8 @@ class ResolvedConfig:
     """Decoder layers of each pipeline stage, in their order; empty: one stage has all."""
     kv_connector: ResolvedKVConnector | None = None
     """None: KV blocks are nowhere but in the engine's own memory."""
+    num_replicas: int = 1
+    """Engines of this config that a server runs."""
 
     @property
     def num_stages(self) -> int:
@@ -337,6 +340,17 @@ class ResolvedConfig:
         return TargetParts(
             embedding=self.num_ranks > 1 and any(part.embedding for part in parts),
             output=self.tensor_parallel > 1 and any(part.output for part in parts),
+        )
+
+    def executor_need(self) -> ExecutorNeed:
+        """What the executor is asked for, at its creation as at its check."""
+        return ExecutorNeed(
+            self.device_type,
+            self.tensor_parallel,
+            self.num_stages,
+            enforce_eager=self.enforce_eager,
+            max_num_seqs=self.limits.max_num_seqs,
+            num_replicas=self.num_replicas,
         )
 
     def quantization_need(self) -> QuantizationNeed:

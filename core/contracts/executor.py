@@ -71,6 +71,11 @@ class ExecutorNeed:
         default=None, metadata=informs("an executor passes on steps of any size; `check` may judge its options by it")
     )
     """Most requests in one step; None: not known."""
+    num_replicas: int = field(
+        default=1,
+        metadata=informs("replicas do not meet unless options have them share something, which `check` knows"),
+    )
+    """Engines of this config that one server runs. Each has an executor of its own with the same options."""
 
     @property
     def num_ranks(self) -> int:

@@ -36,7 +36,7 @@ KINDS: dict[str, Kind] = {
         Kind(
             "executor",
             "dovetail.contracts.executor:Executor",
-            ContractVersion(1, 8),
+            ContractVersion(1, 9),
             "where workers run and how steps reach them",
             "dovetail.contracts.executor:ExecutorNeed",
         ),
@@ -155,7 +155,7 @@ KINDS: dict[str, Kind] = {
         Kind(
             "telemetry_sink",
             "dovetail.contracts.telemetry:TelemetrySink",
-            ContractVersion(1, 5),
+            ContractVersion(1, 6),
             "where measurements go",
         ),
     )

@@ -235,6 +235,24 @@ class RankState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectorTotals:
+    """What a KV connector has done since the engine started. A block has a record on each rank."""
+
+    is_on: bool
+    """False once it raised: it is called no more."""
+    num_saved_blocks: int
+    num_loaded_blocks: int
+    num_dropped_blocks: int
+    """Not saved, since the connector was slower than the engine."""
+    num_failures: int
+    """Records that some rank could not read or write."""
+    num_corrupt: int
+    """Records that were not what was written; their blocks were computed."""
+    num_timeouts: int
+    """Loads that were given up after `load_seconds`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineState:
     """What holds for an engine now, also between steps and while it is idle."""
 
@@ -262,6 +280,8 @@ class EngineState:
     """Of these, tokens whose blocks were loaded."""
     ranks: tuple[RankState, ...] = ()
     """In rank order; empty where the executor says nothing of them."""
+    connector: ConnectorTotals | None = None
+    """None: the engine has no KV connector."""
 
 
 class TelemetrySink(Plugin):

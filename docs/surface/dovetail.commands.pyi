@@ -10,6 +10,7 @@ from dovetail.contracts.dialect import Dialect
 from dovetail.contracts.draft_target import TargetParts
 from dovetail.contracts.engine_client import EngineFacts
 from dovetail.contracts.errors import DovetailError
+from dovetail.contracts.executor import ExecutorNeed
 from dovetail.contracts.plugin import Environment, Plugin, PluginOptions
 from dovetail.contracts.quantization import QuantizationNeed
 from dovetail.contracts.scheduler import SchedulerLimits
@@ -165,6 +166,7 @@ class ResolvedConfig:
     weight_transport: Component | None = None
     stage_layers: tuple[int, ...] = ()
     kv_connector: ResolvedKVConnector | None = None
+    num_replicas: int = 1
     @property
     def num_stages(self) -> int: ...
     @property
@@ -172,6 +174,7 @@ class ResolvedConfig:
     def layers_of_stage(self, stage: int) -> range | None: ...
     @property
     def copied_parts(self) -> TargetParts: ...
+    def executor_need(self) -> ExecutorNeed: ...
     def quantization_need(self) -> QuantizationNeed: ...
     @property
     def is_strict(self) -> bool: ...

@@ -24,6 +24,7 @@ class ExecutorNeed:
     pipeline_parallel: int = 1
     enforce_eager: bool = False
     max_num_seqs: int | None = None
+    num_replicas: int = 1
     @property
     def num_ranks(self) -> int: ...
 

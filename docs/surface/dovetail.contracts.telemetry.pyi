@@ -146,6 +146,17 @@ class RankState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectorTotals:
+    is_on: bool
+    num_saved_blocks: int
+    num_loaded_blocks: int
+    num_dropped_blocks: int
+    num_failures: int
+    num_corrupt: int
+    num_timeouts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineState:
     num_running: int
     num_waiting: int
@@ -163,6 +174,7 @@ class EngineState:
     external_query_tokens: int = 0
     external_hit_tokens: int = 0
     ranks: tuple[RankState, ...] = ()
+    connector: ConnectorTotals | None = None
 
 
 class TelemetrySink(Plugin):

@@ -38,6 +38,8 @@ CreateConnector = Callable[[bytes], KVConnector]
 class ExternalStatistics:
     """Counts since the engine started."""
 
+    is_on: bool = True
+    """False once the connector raised or was closed."""
     num_query_tokens: int = 0
     """Tokens of prompts that were looked up, those in the prefix cache left out."""
     num_hit_tokens: int = 0
@@ -105,7 +107,6 @@ class ExternalBlocks:
         """By block, the ranks that have written it, of those that not all have."""
         self._num_open = 0
         self._has_timer = False
-        self._is_on = True
         self._open(kv, namespace)
 
     def _open(self, kv: KVCacheManager, namespace: bytes) -> None:
@@ -126,7 +127,9 @@ class ExternalBlocks:
 
     def consider(self, sequence: TokenSequence) -> None:
         """A new request: what its prompt's blocks are, `tick` asks for."""
-        if self._is_on and sequence.num_tokens > self._kv.block_size and self._kv.prefixes.may_search(sequence):
+        if not self.statistics.is_on:
+            return
+        if sequence.num_tokens > self._kv.block_size and self._kv.prefixes.may_search(sequence):
             found = sequence.sampling.extra.get(TRANSFER_PARAMS)
             self._candidates.append((sequence, found if isinstance(found, Mapping) else {}))
 
@@ -136,7 +139,7 @@ class ExternalBlocks:
         self.is_due = False
         if not (self._loads or self._candidates or self._num_open or self._kv.prefixes.computed or self._cancelled):
             return
-        if not self._is_on:
+        if not self.statistics.is_on:
             self._let_go()
             return
         saves = self._take_computed()
@@ -145,12 +148,11 @@ class ExternalBlocks:
         if may_place:
             self._end_loads()
         self._start_loads()
-        self._kv.external_tokens = self.statistics.num_query_tokens, self.statistics.num_hit_tokens
         self._set_timer()
 
     def flush(self, *, waits: bool = False) -> None:
         """Hands over what was computed, after a step. `waits`: and waits until it is written, a few seconds at most."""
-        saves = self._take_computed() if self._is_on else []
+        saves = self._take_computed() if self.statistics.is_on else []
         if saves or waits:
             self._exchange(ExchangeOrders(saves=saves, waits=waits))
 
@@ -166,7 +168,7 @@ class ExternalBlocks:
         """The engine shuts down; workers close their stores themselves."""
         self.abandon()
         self._ask("close", self._connector.close)
-        self._is_on = False
+        self.statistics.is_on = False
 
     def _take_computed(self) -> list[tuple[bytes, tuple[int, ...]]]:
         """Blocks whose sequences have shown that their numbers are fit to be used: NaN in a part of a prompt shows only
@@ -331,14 +333,14 @@ class ExternalBlocks:
 
     def _ask(self, call: str, method: Callable[..., Answer], *arguments: Any) -> Answer | None:
         """A call of the connector; one that raises is switched off."""
-        if not self._is_on:
+        if not self.statistics.is_on:
             return None
         try:
             return method(*arguments)
         except Exception:
             name = type(self._connector).__name__
             logger.exception("KV connector %s: %s raised; the engine goes on without it", name, call)
-            self._is_on = False
+            self.statistics.is_on = False
             return None
 
     def _let_go(self) -> None:

@@ -43,10 +43,6 @@ class KVStatistics:
     num_copied_blocks: int
     num_swapped_out_blocks: int
     num_swapped_in_blocks: int
-    external_query_tokens: int = 0
-    """Tokens of prompts that were not in the cache and that a connector was asked for."""
-    external_hit_tokens: int = 0
-    """Of these, the tokens whose blocks a connector had."""
 
     @property
     def usage(self) -> float:
@@ -79,8 +75,6 @@ class KVCacheManager:
         self.host_pool = HostPool(num_host_blocks)
         self.prefixes = PrefixCache(layout, self.pool, is_on=prefix_caching)
         """What is findable."""
-        self.external_tokens = 0, 0
-        """Asked of a connector, and found there; whoever asks it counts."""
         self._transfers = PendingTransfers(self.pool, self.host_pool)
         self._keeps = bool(layout.groups)
         self._windowed = [group for group in layout.groups if group.window is not None]
@@ -369,8 +363,6 @@ class KVCacheManager:
             num_copied_blocks=self._num_copied,
             num_swapped_out_blocks=self._num_swapped_out,
             num_swapped_in_blocks=self._num_swapped_in,
-            external_query_tokens=self.external_tokens[0],
-            external_hit_tokens=self.external_tokens[1],
         )
 
     def _grow(self, request: Sequence, end: int, reserve: int) -> bool:

@@ -43,8 +43,9 @@ def find_executor(state: Resolution) -> FoundExecutor:
             environment.device_type,
             section.tensor_parallel,
             section.pipeline_parallel,
-            section.enforce_eager,
-            state.config.scheduler.max_num_seqs,
+            enforce_eager=section.enforce_eager,
+            max_num_seqs=state.config.scheduler.max_num_seqs,
+            num_replicas=state.num_replicas,
         )
         seen[executor] = need, environment
         return reasons_against(executor, need, options, environment)

@@ -118,6 +118,7 @@ def run_rules(state: Resolution) -> ResolvedConfig:
         device_type=state.environment.device_type,
         tensor_parallel=config.executor.tensor_parallel,
         stage_layers=stage_layers,
+        num_replicas=state.num_replicas,
         num_threads=get(state.values, ("executor", "threads")),
         enforce_eager=config.executor.enforce_eager,
         executor=executor,

@@ -186,10 +186,7 @@ def _listen(address: tuple[str, int]) -> socket.socket:
         return socket.create_server((host, port), family=family)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            why = (
-                f"port {port} is taken by another process: end it, or choose another port. Where it is a replica of"
-                " this engine: leave server.data_parallel_size at 1, since all replicas would listen at one address"
-            )
+            why = f"port {port} is taken by another process: end it, or choose another port"
         else:
             why = f"cannot listen at {host}:{port} ({error.strerror or error}): name an address of this machine"
         raise PluginError(why) from error

@@ -284,6 +284,34 @@ def test_a_connector_that_raises_is_switched_off(liar: LLM) -> None:
     assert tokens_of(liar) == (0, expected)
 
 
+def test_metrics_show_what_became_of_records(make_llm: Callable[..., LLM]) -> None:
+    Liar.way = ""
+    llm = make_llm(kv_connector=f"{__name__}:Liar", telemetry=["prometheus"])
+
+    def metric(name: str) -> float:
+        (line,) = [one for one in llm.engine.metrics().body.decode().splitlines() if one.startswith(f"{name}{{")]
+        return float(line.rpartition(" ")[2])
+
+    tokens_of(llm)
+    saved(llm)
+    tokens_of(llm)
+    loaded = FULL // BLOCK_SIZE
+    assert metric("dovetail:kv_connector_saved_blocks_total") >= loaded
+    assert metric("dovetail:kv_connector_loaded_blocks_total") == loaded
+    assert metric("vllm:external_prefix_cache_hits_total") == FULL
+    for way in ("raises", "one bit"):
+        Liar.way = way
+        saved(llm)
+        tokens_of(llm)
+    assert metric("dovetail:kv_connector_failed_records_total") == 1
+    assert metric("dovetail:kv_connector_corrupt_records_total") == 1
+    assert metric("dovetail:kv_connector_on") == 1
+    Liar.way = "raises in lookup"
+    saved(llm)
+    tokens_of(llm)
+    assert metric("dovetail:kv_connector_on") == 0
+
+
 def test_no_record_is_held_once_its_blocks_are_placed_or_nobody_waits_for_them(liar: LLM) -> None:
     """Not even by a load that ends after the connector was switched off."""
     _, expected = tokens_of(liar)

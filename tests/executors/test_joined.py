@@ -442,6 +442,14 @@ def test_a_key_is_needed_and_is_its_owners_alone(tmp_path: Path) -> None:
         read_key(path)
 
 
+def test_replicas_would_listen_at_one_address(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    write_key(path)
+    options = JoinedOptions(key_file=path, listen="0.0.0.0:29401")
+    (reason,) = JoinedExecutor.check(ExecutorNeed("cpu", num_replicas=2), options, Environment("cpu", 1, 1))
+    assert "server.data_parallel_size is 2, and all replicas would listen at 0.0.0.0:29401: leave it at 1" in reason
+
+
 @pytest.mark.parametrize(
     ("stages", "ranks", "num_nodes", "expected"),
     [

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from dovetail.contracts.telemetry import EngineDescription, EngineState
 from dovetail.plugins.telemetry.prometheus import names
 from dovetail.plugins.telemetry.prometheus.arms import Arm, ArmLabels, Arms
+from dovetail.plugins.telemetry.prometheus.connector import write_connector
 from dovetail.plugins.telemetry.prometheus.histogram import Histogram
 from dovetail.plugins.telemetry.prometheus.page import Labels, Page
 from dovetail.plugins.telemetry.prometheus.ranks import write_ranks
@@ -47,6 +48,7 @@ class Writer:
         page = Page()
         self._write_state(page, state)
         self._write_sinks(page, state)
+        write_connector(page, self._own, state.connector)
         write_ranks(page, self._own, state.ranks)
         self._write_steps(page)
         self._write_speculation(page, state)

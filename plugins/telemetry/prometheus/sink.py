@@ -28,7 +28,7 @@ class PrometheusOptions(PluginOptions):
 class PrometheusSink(Exposes):
     """Counts a step and a request in constant time each."""
 
-    contract: ClassVar[tuple[int, int]] = (1, 5)
+    contract: ClassVar[tuple[int, int]] = (1, 6)
     Options: ClassVar[type[PluginOptions]] = PrometheusOptions
 
     def __init__(self, options: PrometheusOptions):

@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dovetail import LLM, SamplingParams
 from dovetail.contracts.telemetry import (
+    ConnectorTotals,
     DrafterTotals,
     EngineState,
     Exposition,
@@ -364,6 +365,30 @@ def test_the_state_is_shown_as_it_is() -> None:
     }
     assert {name: metrics.value(name) for name in values} == values
     assert metrics.value("vllm:spec_decode_num_accepted_tokens_per_pos_total", position="1", drafter="a") == 4
+
+
+def test_the_kv_connector_is_shown_where_there_is_one() -> None:
+    totals = ConnectorTotals(
+        is_on=False,
+        num_saved_blocks=7,
+        num_loaded_blocks=6,
+        num_dropped_blocks=5,
+        num_failures=4,
+        num_corrupt=3,
+        num_timeouts=2,
+    )
+    values: Mapping[str, float] = {
+        "dovetail:kv_connector_on": 0,
+        "dovetail:kv_connector_saved_blocks_total": 7,
+        "dovetail:kv_connector_loaded_blocks_total": 6,
+        "dovetail:kv_connector_dropped_blocks_total": 5,
+        "dovetail:kv_connector_failed_records_total": 4,
+        "dovetail:kv_connector_corrupt_records_total": 3,
+        "dovetail:kv_connector_load_timeouts_total": 2,
+    }
+    metrics = read(started(), replace(STATE, connector=totals))
+    assert {name: metrics.value(name) for name in values} == values
+    assert not any(read(started(), STATE).labels(name) for name in values)
 
 
 def test_an_engine_without_blocks_uses_none_of_them() -> None:
