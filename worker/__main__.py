@@ -6,17 +6,18 @@ import argparse
 import ctypes
 import importlib
 import json
+import os
 import signal
 import socket
 import sys
 import time
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
 from dovetail.contracts.errors import ConfigError
-from dovetail.contracts.joining import JoinedNode, keep_alive, parse_address, read_key, write_key
+from dovetail.contracts.joining import JoinedNode, dial, keep_alive, parse_address, read_key, set_patience, write_key
 from dovetail.registry.distributions import installed_versions
 
 _PACKAGES = ("dovetail", "torch", "transformers", "numpy")
@@ -118,15 +119,20 @@ def _why(error: Exception) -> str:
 
 
 def _greet(options: argparse.Namespace, key: bytes) -> tuple[Connection, JoinedNode, str]:
-    """Dials the driver, and proves to it that this machine has the key, as it does to this machine."""
-    end = socket.create_connection(options.join, timeout=_GREETING_S)
-    end.settimeout(None)
-    keep_alive(end, _GREETING_S)
-    address = options.address or end.getsockname()[0]
-    node = JoinedNode(name=options.name, address=address, driver=options.join, key=key)
-    connection = Connection(end.detach())
+    """Dials the driver, and gets its answer."""
     try:
+        connection = dial(options.join, key, patience_s=_GREETING_S)
+    except AuthenticationError:
+        raise AuthenticationError(f"the engine at {_shown(options.join)} has another key than --key-file") from None
+    try:
+        with socket.socket(fileno=os.dup(connection.fileno())) as end:
+            keep_alive(end, _GREETING_S)
+            address = options.address or end.getsockname()[0]
+        node = JoinedNode(name=options.name, address=address, driver=options.join, key=key)
         answer = _exchange(connection, node)
+    except BlockingIOError:
+        connection.close()
+        raise TimeoutError("it does not answer") from None
     except BaseException:
         connection.close()
         raise
@@ -137,16 +143,10 @@ def _greet(options: argparse.Namespace, key: bytes) -> tuple[Connection, JoinedN
 
 
 def _exchange(connection: Connection, node: JoinedNode) -> dict[str, Any]:
-    if not connection.poll(_GREETING_S):
-        raise TimeoutError("it does not answer")
-    try:
-        answer_challenge(connection, node.key)
-        deliver_challenge(connection, node.key)
-    except AuthenticationError:
-        raise AuthenticationError(f"the engine at {_shown(node.driver)} has another key than --key-file") from None
     hello = {"role": "node", "name": node.name, "address": node.address, "versions": _versions()}
     connection.send_bytes(json.dumps(hello).encode())
     answer: dict[str, Any] = json.loads(connection.recv_bytes())
+    set_patience(connection, 0.0)
     return answer
 
 

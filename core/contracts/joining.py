@@ -1,9 +1,9 @@
 """How machines join an executor whose workers run on several: what `python -m dovetail.worker --join` and a driver
 agree on.
 
-A machine dials the driver. Both prove that they have the same key, as `multiprocessing.connection` does. Then each
-sends one JSON object: the machine `{"role": "node", ...}` (see `JoinedNode`), the driver `{"module": NAME}` or
-`{"refused": WHY}`. The module's `serve_node(connection, node)` does the rest, until the driver ends the connection.
+A machine dials the driver, and both prove that they have the same key, as `multiprocessing.connection` does: `dial`.
+Then each sends one JSON object: the machine `{"role": "node", ...}` (see `JoinedNode`), the driver `{"module": NAME}`
+or `{"refused": WHY}`. The module's `serve_node(connection, node)` does the rest, until the driver ends the connection.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ import os
 import secrets
 import socket
 import stat
+import struct
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
 from typing import Any, Final
 
@@ -92,6 +94,38 @@ def parse_address(text: str) -> tuple[str, int]:
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"{text!r} is no HOST:PORT such as 10.0.0.1:29400")
     return host, int(port)
+
+
+def dial(address: tuple[str, int], key: bytes, *, patience_s: float) -> Connection:
+    """Connects to a driver, and proves to it that this side has the key, as it does to this side. `patience_s`: as
+    `set_patience` has it, until that is called for the connection again; connecting takes no longer either.
+
+    Raises `AuthenticationError` where the keys differ, `EOFError` or `OSError` where the driver breaks off,
+    `TimeoutError` where it does not answer.
+    """
+    end = socket.create_connection(address, timeout=patience_s)
+    end.settimeout(None)
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection = Connection(end.detach())
+    try:
+        set_patience(connection, patience_s)
+        answer_challenge(connection, key)
+        deliver_challenge(connection, key)
+    except BlockingIOError:
+        connection.close()
+        raise TimeoutError("it does not answer") from None
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def set_patience(connection: Connection, seconds: float) -> None:
+    """Makes reads and writes of a socket fail with `BlockingIOError` that take longer; 0: they may take any time."""
+    interval = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+    with socket.socket(fileno=os.dup(connection.fileno())) as end:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, interval)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, interval)
 
 
 def keep_alive(end: socket.socket, timeout_s: float) -> None:

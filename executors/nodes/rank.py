@@ -9,13 +9,11 @@ import ctypes
 import json
 import os
 import signal
-import socket
 import sys
 import threading
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import NoReturn
 
-from dovetail.executors.nodes.sockets import set_patience
+from dovetail.contracts.joining import dial, set_patience
 from dovetail.executors.processes import serve
 
 _PR_SET_PDEATHSIG = 1
@@ -29,14 +27,7 @@ def main() -> NoReturn:
     launch = json.loads(_read_line())
     threading.Thread(target=_exit_with_agent, daemon=True).start()
     host, port = launch["driver"]
-    end = socket.create_connection((host, port), timeout=_GREETING_S)
-    end.settimeout(None)
-    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection = Connection(end.detach())
-    key = bytes.fromhex(launch["key"])
-    set_patience(connection, _GREETING_S)  # the engine may be halted
-    answer_challenge(connection, key)
-    deliver_challenge(connection, key)
+    connection = dial((host, port), bytes.fromhex(launch["key"]), patience_s=_GREETING_S)  # the engine may be halted
     connection.send_bytes(json.dumps({"role": "rank", "token": launch["token"]}).encode())
     set_patience(connection, 0.0)
     serve(connection)

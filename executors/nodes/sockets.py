@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
 from multiprocessing.connection import Connection
 
 from dovetail.contracts.joining import keep_alive
@@ -25,11 +24,3 @@ def send_at_once(connection: Connection) -> None:
     sent to it fills the buffers, TCP would take it for dead. Its agent's connection says whether the machine is."""
     with socket.socket(fileno=os.dup(connection.fileno())) as end:
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-
-def set_patience(connection: Connection, seconds: float) -> None:
-    """Makes reads and writes that take longer fail with `BlockingIOError`; 0: they may take any time."""
-    interval = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
-    with socket.socket(fileno=os.dup(connection.fileno())) as end:
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, interval)
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, interval)

@@ -30,7 +30,7 @@ import dovetail.worker.__main__
 from dovetail import LLM, SamplingParams
 from dovetail.contracts.errors import ConfigError, PluginError, WorkerError
 from dovetail.contracts.executor import ExecutorNeed, Placement
-from dovetail.contracts.joining import JoinedNode, parse_address, read_key, write_key
+from dovetail.contracts.joining import JoinedNode, dial, parse_address, read_key, write_key
 from dovetail.contracts.plugin import Environment
 from dovetail.executors.joined import JoinedExecutor, JoinedOptions
 from dovetail.executors.nodes import base, greetings, inspection
@@ -317,6 +317,17 @@ def test_a_caller_that_does_not_end_the_greeting_is_ended(hub: Hub, monkeypatch:
             thread.join()
     with pytest.raises(WorkerError, match=r"127\.0\.0\.1: it did not end the greeting"):
         hub.wait(0.1)
+
+
+@pytest.mark.parametrize("challenges", [False, True])
+def test_a_driver_that_halts_in_the_greeting_is_not_waited_for(challenges: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as driver, ThreadPoolExecutor(1) as side:
+        dialling = side.submit(dial, driver.getsockname(), KEY, patience_s=0.5)
+        with Connection(driver.accept()[0].detach()) as connection:
+            if challenges:
+                deliver_challenge(connection, KEY)
+            with pytest.raises(TimeoutError, match="it does not answer"):
+                dialling.result()
 
 
 def test_a_refusal_names_each_caller_and_the_next_one_joins(hub: Hub) -> None:
