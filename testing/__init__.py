@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from dovetail.testing.transport_suite import WeightSender as WeightSender
     from dovetail.testing.transport_suite import WeightTransportSuite as WeightTransportSuite
 
-VERSION = ContractVersion(1, 19)
+VERSION = ContractVersion(1, 20)
 """Of this package's modules, which go by it together. A suite may get tests in a minor version: they ask for what the
 contract says already."""
 

@@ -18,6 +18,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -138,6 +139,32 @@ class ExecutorSuite(PluginSuite):
         meeting_points = {placement.init_method for placement in placements}
         assert len(meeting_points) == 1
         assert self.num_ranks == 1 or meeting_points != {None}, "ranks cannot find each other without init_method"
+
+    def test_workers_are_where_they_were_expected(self) -> None:
+        """What `expected_workers` says before anything is started, as far as it says it."""
+        options = self.plugin.Options.model_validate(dict(self.options))
+        expected = self.plugin.expected_workers(self.need, options)
+        with self.started() as executor:
+            placements: list[Placement] = executor.call("placement")
+        layout = placements[0].layout
+        assert expected.layout.tensor_parallel == layout.tensor_parallel, "layouts differ in tensor_parallel"
+        assert expected.layout.num_stages == layout.num_stages, "layouts differ in num_stages"
+        if expected.devices:
+            assert list(expected.devices) == [placement.device for placement in placements]
+        if expected.nodes:
+            assert expected.layout.nodes == layout.nodes, "ranks are on other machines"
+
+    def test_the_status_has_each_rank_in_order(self) -> None:
+        """Or none at all; also once the executor was shut down."""
+        with self.started() as executor:
+            placements: list[Placement] = executor.call("placement")
+            executor.execute(toy_plan(0)).result()
+            status = executor.rank_status()
+        if status:
+            shown = [(one.rank, one.stage, one.tensor_rank) for one in status]
+            assert shown == [(place.rank, place.stage, place.tensor_rank) for place in placements]
+            assert all(one.is_alive for one in status), "a worker that runs is shown as ended"
+        assert len(executor.rank_status()) in (0, self.num_ranks)
 
     def test_a_result_is_that_of_the_rank_that_answers(self) -> None:
         """Other ranks may leave parts of theirs out."""
@@ -275,7 +302,8 @@ class ProcessExecutorSuite(ExecutorSuite):
         return path
 
     def test_a_killed_rank_is_named(self, fifo: Path) -> None:
-        """SIGKILL in mid-step, while the other ranks wait for the victim in a collective. A new executor works."""
+        """SIGKILL in mid-step, while the other ranks wait for the victim in a collective. `rank_status`, which waits
+        for no step, knows who is alive. A new executor works."""
         victim = self.num_ranks - 1
         fault = Fault(victim, 1, "hang", announce=fifo)
         with self.started(ToySpec(faults=(fault,), all_reduce=True, num_threads=1)) as executor:
@@ -284,7 +312,12 @@ class ProcessExecutorSuite(ExecutorSuite):
             executor.execute(toy_plan(0)).result()
             futures = [executor.execute(toy_plan(step_id)) for step_id in (1, 2)]
             assert int(fifo.read_text()) == pids[victim]
-            os.kill(pids[victim], signal.SIGKILL)
+            with ThreadPoolExecutor(1) as watcher:
+                status = watcher.submit(executor.rank_status)
+                try:
+                    assert all(one.is_alive for one in status.result(timeout=10)), "a rank that hangs is alive"
+                finally:
+                    os.kill(pids[victim], signal.SIGKILL)
             for future in futures:
                 error = future.exception(timeout=10)
                 assert isinstance(error, WorkerError)
@@ -293,6 +326,7 @@ class ProcessExecutorSuite(ExecutorSuite):
                 assert "SIGKILL" in str(error)
             _, alive = psutil.wait_procs(processes, timeout=10)
             assert not alive
+            assert not any(one.is_alive for one in executor.rank_status() if one.rank == victim)
             with pytest.raises(WorkerError, match="SIGKILL"):
                 executor.call("ping")
         with self.started() as anew:

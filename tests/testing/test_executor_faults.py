@@ -10,7 +10,16 @@ import pytest
 import torch
 
 from dovetail.contracts.errors import WorkerError
-from dovetail.contracts.executor import Executor, ExecutorCapabilities, Placement, Worker, WorkerLayout
+from dovetail.contracts.executor import (
+    Executor,
+    ExecutorCapabilities,
+    ExecutorNeed,
+    ExpectedWorkers,
+    Placement,
+    RankStatus,
+    Worker,
+    WorkerLayout,
+)
 from dovetail.contracts.step import StepPlan, StepResult
 from dovetail.testing.executor_suite import ExecutorSuite
 from dovetail.testing.faults import Fault, check_fault
@@ -251,9 +260,53 @@ class NothingInFlight(InAThread):
     max_in_flight = 0
 
 
+class ExpectsOneRank(InAThread):
+    @classmethod
+    def expected_workers(cls, need: ExecutorNeed, options: Any) -> ExpectedWorkers:
+        return ExpectedWorkers(layout=WorkerLayout())
+
+
+class ExpectsOtherDevices(InAThread):
+    @classmethod
+    def expected_workers(cls, need: ExecutorNeed, options: Any) -> ExpectedWorkers:
+        layout = super().expected_workers(need, options).layout
+        return ExpectedWorkers(layout=layout, devices=tuple(f"cpu:{rank}" for rank in range(layout.num_ranks)))
+
+
+class ShowsStatus(InAThread):
+    def rank_status(self) -> tuple[RankStatus, ...]:
+        places = self.placements()
+        return tuple(RankStatus(rank=one.rank, stage=one.stage, tensor_rank=one.tensor_rank) for one in places)
+
+
+class ShowsStatusBackwards(ShowsStatus):
+    def rank_status(self) -> tuple[RankStatus, ...]:
+        return super().rank_status()[::-1]
+
+
+class ShowsOneStatus(ShowsStatus):
+    def rank_status(self) -> tuple[RankStatus, ...]:
+        return super().rank_status()[:1]
+
+
+class ShowsAllAsEnded(ShowsStatus):
+    def rank_status(self) -> tuple[RankStatus, ...]:
+        return tuple(replace(one, is_alive=False) for one in super().rank_status())
+
+
+class AsksWorkersForTheirStatus(ShowsStatus):
+    def rank_status(self) -> tuple[RankStatus, ...]:
+        self.call("ping")
+        return super().rank_status()
+
+
 LIFE = "test_a_worker_is_created_loaded_and_closed_once"
+RANKS = "test_there_is_a_worker_for_every_rank"
+CALLS = "test_calls_answer_in_rank_order"
 SHARES = "test_workers_share_the_model_without_gaps"
 RESULT = "test_a_result_is_that_of_the_rank_that_answers"
+EXPECTED = "test_workers_are_where_they_were_expected"
+STATUS = "test_the_status_has_each_rank_in_order"
 STAGES = "test_stages_pass_on_what_they_computed"
 THREADS = "test_workers_have_the_threads_that_the_spec_names"
 FAULTS = [
@@ -268,22 +321,35 @@ FAULTS = [
     Fault("has two threads whatever is said", OwnThreads, "test_ranks_reduce_together"),
     Fault("hides an error of a step", HidesErrors, "test_an_error_in_a_step_reaches_the_caller"),
     Fault("changes the type of an error", ChangesErrors, "test_start_raises_what_the_last_rank_raised"),
-    Fault("leaves a thread behind", LeavesItsThread, "test_calls_answer_in_rank_order"),
+    Fault("leaves a thread behind", LeavesItsThread, CALLS),
     Fault("goes on after its shutdown", GoesOnAfterShutdown, "test_shutdown_is_idempotent_and_final"),
     Fault("cannot be shut down twice", ClosesTwice, "test_shutdown_is_idempotent_and_final"),
-    Fault("answers calls in another order", AnswersBackwards, "test_calls_answer_in_rank_order"),
-    Fault("has fewer workers than ranks", FewerWorkers, "test_there_is_a_worker_for_every_rank"),
-    Fault("answers for workers that it lacks", SpeaksForMissingWorkers, "test_there_is_a_worker_for_every_rank"),
+    Fault("answers calls in another order", AnswersBackwards, CALLS),
+    Fault("has fewer workers than ranks", FewerWorkers, RANKS),
+    Fault("answers for workers that it lacks", SpeaksForMissingWorkers, RANKS),
     Fault("has two ranks that answer", AllAreTheFirst, SHARES),
     Fault("gives two workers one tensor rank", LayoutsDiffer, SHARES),
     Fault("makes stages of what should share layers", StagesForShares, SHARES),
     Fault("ignores pipeline stages", IgnoresStages, STAGES),
     Fault("makes shares of what should be stages", SharesForStages, STAGES),
     Fault("gives several ranks no rendezvous", NoRendezvous, SHARES),
+    Fault("expects fewer workers than it starts", ExpectsOneRank, EXPECTED),
+    Fault("expects workers on other devices", ExpectsOtherDevices, EXPECTED),
+    Fault("shows the status of ranks in another order", ShowsStatusBackwards, STATUS),
+    Fault("shows the status of one rank", ShowsOneStatus, STATUS),
+    Fault("shows ranks that run as ended", ShowsAllAsEnded, STATUS),
+    Fault("asks workers that are gone for their status", AsksWorkersForTheirStatus, STATUS),
     Fault("returns what another rank than the answering one has", FirstRankAnswers, RESULT),
     Fault("takes no plan at all", NothingInFlight, "test_declares_its_contract"),
 ]
-TWO_RANKS = {SHARES, RESULT, "test_there_is_a_worker_for_every_rank", "test_calls_answer_in_rank_order"}
+TWO_RANKS = {
+    SHARES,
+    RESULT,
+    EXPECTED,
+    STATUS,
+    "test_there_is_a_worker_for_every_rank",
+    "test_calls_answer_in_rank_order",
+}
 """Tests in which a fault shows with several ranks only."""
 
 
