@@ -334,7 +334,8 @@ class EngineCore:
     def _land(self) -> Step:
         """Waits for the oldest step and commits its tokens."""
         step = self._flights.popleft()
-        step.entered = [sequence for sequence in step.entered if sequence.seq_id in self._live]
+        if step.entered:
+            step.entered = [sequence for sequence in step.entered if sequence.seq_id in self._live]
         # Before the step before it was committed, this one did not have the device.
         step.started = max(step.started, self._landed)
         try:

@@ -25,6 +25,8 @@ class KVEvents:
         self.use = use
         self._kv = kv
         self._listeners: list[KVListener] = []
+        self._is_following = False
+        """Whether changes are noted."""
         for listener in listeners:
             self.listen(listener)
 
@@ -33,6 +35,7 @@ class KVEvents:
         """See `LLMEngine.on_kv_events`."""
         self.publish()
         self._kv.cache_events.follow()
+        self._is_following = True
         self._listeners.append(listener)
         self._notify(listener, self.snapshot())
         return partial(self._forget, listener)
@@ -43,11 +46,12 @@ class KVEvents:
 
     def publish(self) -> None:
         """A step is over, or the cache was changed between two steps: listeners are notified."""
-        cache = self._kv.cache_events
-        if not cache.is_followed:
+        if not self._is_following:
             return
+        cache = self._kv.cache_events
         if not self._listeners:
             cache.unfollow()
+            self._is_following = False
         elif cache.has_any:
             events = cache.take()
             for listener in self._listeners[:]:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from dovetail.contracts.errors import DovetailError, QueueFull, RequestError, WorkerError
+from dovetail.contracts.errors import QueueFull, RequestError, WorkerError
 from dovetail.contracts.router import RoutedRequest
 from dovetail.engine.input_processor import ProcessedInput
 from dovetail.engine.output_stream import OutputReader
@@ -116,19 +116,24 @@ class Placing:
     async def _ask_in_turn(self, placed: PlacedRequest, excluded: Collection[int] = ()) -> tuple[int, OutputReader]:
         """Asks replicas in the router's order until one has the request."""
         refused = set(excluded)
-        last: DovetailError | None = None
+        full: QueueFull | None = None
+        failures: list[str] = []
         while True:
             try:
                 placed.replica = index = self._routing.place(placed.routed, refused)
             except WorkerError as error:
                 # A replica that is full is no failure: its refusal says when to come again.
-                raise last if last is not None else error from None
+                raise full or WorkerError("; then ".join((*failures, str(error)))) from None
+            replica = self._replicas[index]
             try:
-                stream = await self._replicas[index].engine.submit_processed(
+                stream = await replica.engine.submit_processed(
                     placed.processed, placed.routed.request_id, **placed.fields
                 )
-            except (QueueFull, WorkerError) as error:
-                last = error if isinstance(error, QueueFull) or last is None else last
+            except QueueFull as error:
+                full = error
+                refused.add(self._leave(placed))
+            except WorkerError as error:
+                failures.append(f"{replica.name} failed while request {placed.routed.request_id} came: {error}")
                 refused.add(self._leave(placed))
             else:
                 return index, stream

@@ -224,7 +224,8 @@ def test_requests_of_a_replica_that_dies_go_to_another_or_fail_by_name(
     start_engine: Callable[..., EngineProcess], local_engine: AsyncLLMEngine, story_model: Path, tmp_path: Path
 ) -> None:
     """Those of which something was read fail; the rest move. One that comes back has the weights, the adapters and the
-    sleep that came meanwhile. Once all are down, requests are refused at once."""
+    sleep that came meanwhile. Once all are down, requests are refused at once; of one that comes
+    while they die, the replicas that had it are named."""
 
     async def main(processes: list[EngineProcess]) -> None:
         addresses = tuple(process.address for process in processes)
@@ -260,8 +261,16 @@ def test_requests_of_a_replica_that_dies_go_to_another_or_fail_by_name(
                     assert [lora.name for lora in await back.list_loras()] == ["style"]
                     assert await back.is_sleeping()
                 await engine.wake_up()
-                again.kill()
-                processes[1 - lost].kill()
+                both = again, processes[1 - lost]
+                for process in both:
+                    os.kill(process.pid, signal.SIGSTOP)
+                coming = asyncio.ensure_future(engine.submit("x", GREEDY))
+                while not any(state.num_waiting for state in engine.states):
+                    await asyncio.sleep(0)
+                for process in both:
+                    process.kill()
+                with pytest.raises(WorkerError, match=r"replica \d failed while request .* came: .*; then no replica"):
+                    await coming
                 while engine.is_running:
                     await asyncio.sleep(0.01)
             with pytest.raises(WorkerError, match="none of 2 replicas takes requests: replica 0: its process ended"):
