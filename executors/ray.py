@@ -21,8 +21,9 @@ class RayOptions(NodesOptions):
     """Options of `ray`."""
 
     address: str | None = None
-    """Address of a cluster that runs ("auto", "10.0.0.1:6379"); None: the one this process is connected to, else one
-    is started on this machine. Another than this process is connected to is refused."""
+    """Address of a cluster that runs ("auto", "10.0.0.1:6379"); None: the one this process is connected to, else that
+    of the variable RAY_ADDRESS (a replica of Ray Serve has its cluster's), else one is started on this machine. Another
+    than this process is connected to is refused."""
     nodes: int | None = Field(default=None, ge=1)
     """Machines, or parts of machines, over which Ray spreads the ranks. None: one per pipeline stage, so that each
     tensor-parallel group is on one machine."""

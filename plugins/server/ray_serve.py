@@ -105,7 +105,11 @@ class _Replica:
 
     def __init__(self, job: _Job):
         self._job = job
-        self._process = EngineProcess(job.config)
+        import ray
+
+        # For the executor `ray`, which would begin a cluster of its own on this machine.
+        address = ray.get_runtime_context().gcs_address
+        self._process = EngineProcess(job.config, environment={"RAY_ADDRESS": address})
         self._engine: RemoteEngine | None = None
 
     async def __serve_build_asgi_app__(self) -> FastAPI:

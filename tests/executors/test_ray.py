@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -169,6 +170,7 @@ def test_what_ray_says_of_a_killed_actor_is_in_the_error() -> None:
 
 DRIVER = """
 import sys
+import time
 import ray
 from dovetail.contracts.executor import ExecutorNeed
 from dovetail.executors.ray import RayExecutor, RayOptions
@@ -216,11 +218,9 @@ def test_two_replicas_of_ray_serve_answer_and_one_may_be_killed(serve_url: str, 
         "server": {"served_model_name": "tiny"},
     }
     serve.run(app({"config": config, "num_replicas": 2}))
-    body = {"model": "tiny", "prompt": prompt, "max_tokens": 16, "temperature": 0, "ignore_eos": True}
 
     def answer(_: int) -> Any:
-        response = httpx.post(f"{serve_url}/v1/completions", json={**body, "return_token_ids": True}, timeout=60)
-        return response.json()["choices"][0]["token_ids"] if response.is_success else response.text
+        return served_tokens(serve_url, prompt)
 
     replicas = [process for process in psutil.Process().children(recursive=True) if is_replica(process)]
     assert len(replicas) == 2
@@ -230,6 +230,35 @@ def test_two_replicas_of_ray_serve_answer_and_one_may_be_killed(serve_url: str, 
         replicas[0].kill()
         assert all_end(processes)
         assert list(pool.map(answer, range(8))) == [expected] * 8
+
+
+def test_a_replica_of_ray_serve_has_its_workers_in_the_same_cluster(serve_url: str, tmp_path: Path) -> None:
+    """And gives back what it reserved."""
+    import ray
+    from ray import serve
+
+    save_tiny_model(tmp_path, tiny_config("llama"))
+    prompt = [7, 8, 9, 7, 8, 9]
+    config = {
+        "model": {"path": str(tmp_path), "tokenizer_mode": "none", "dtype": "float32"},
+        "cache": {"num_blocks": 60},
+        "executor": {"name": "ray", "pipeline_parallel": 2, "threads": 1},
+        "server": {"served_model_name": "tiny"},
+    }
+    serve.run(app({"config": config}))
+    assert served_tokens(serve_url, prompt) == tokens_of(tmp_path, [prompt], name="cpu")[0]
+    assert ray.available_resources()["CPU"] == 4 - 1 - 2  # the replica's, and one for each rank
+    serve.delete("default")
+    deadline = time.monotonic() + 60
+    while ray.available_resources()["CPU"] < 4:
+        assert time.monotonic() < deadline, "the ranks' CPUs stay reserved"
+        time.sleep(0.05)
+
+
+def served_tokens(url: str, prompt: list[int]) -> Any:
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": 16, "temperature": 0, "ignore_eos": True}
+    response = httpx.post(f"{url}/v1/completions", json={**body, "return_token_ids": True}, timeout=60)
+    return response.json()["choices"][0]["token_ids"] if response.is_success else response.text
 
 
 def is_replica(process: psutil.Process) -> bool:
