@@ -7,9 +7,7 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from dovetail.contracts.errors import PluginError, WorkerError
@@ -89,14 +87,15 @@ class NodeActor:
 
     def run(self, join: str, key: str, name: str) -> int:
         """Returns the agent's exit code once the driver is gone."""
-        with tempfile.TemporaryDirectory(prefix="dovetail-") as folder:
-            path = Path(folder) / "key"
-            path.touch(mode=0o600)
-            path.write_text(key)
-            command = [sys.executable, "-P", "-m", "dovetail.worker", "--join", join, "--key-file", str(path)]
-            command += ["--name", name, "--once", "--end-with-parent"]
-            with subprocess.Popen(command, env=_environment()) as agent:
-                return agent.wait()
+        # By a pipe: Ray ends actors by a signal, and nobody would remove a file.
+        reads, writes = os.pipe()
+        with open(writes, "w") as pipe:
+            pipe.write(key)
+        command = [sys.executable, "-P", "-m", "dovetail.worker", "--join", join, "--key-file", f"/dev/fd/{reads}"]
+        command += ["--name", name, "--once", "--end-with-parent"]
+        with subprocess.Popen(command, env=_environment(), pass_fds=[reads]) as agent:
+            os.close(reads)
+            return agent.wait()
 
 
 def import_ray() -> Any:

@@ -127,6 +127,10 @@ class _Replica:
         if self._engine is not None:
             await self._engine.check_health()
 
+    def __del__(self) -> None:
+        """Serve calls it where it ends a replica, once its requests are done."""
+        self._process.stop()
+
 
 def _check_section(layered: LayeredConfig) -> None:
     given = {path[1] for path in layered.origins if path[0] == "server" and len(path) > 1}

@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -38,7 +39,18 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
+def temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where all processes of the cluster make theirs, but for Ray's own."""
+    folder = tmp_path_factory.mktemp("t")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_TMPDIR", tempfile.gettempdir())
+        patch.setenv("TMPDIR", str(folder))
+        patch.setattr(tempfile, "tempdir", None)
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def cluster(temporary_files: Path) -> Iterator[Any]:
     """Two raylets with two CPUs each; this process is connected to them."""
     import ray
     from ray.cluster_utils import Cluster
@@ -95,7 +107,7 @@ def test_an_engine_over_two_raylets_gives_the_tokens_of_one_process(tmp_path: Pa
 
 
 @pytest.mark.usefixtures("cluster")
-def test_a_shutdown_leaves_neither_processes_nor_reservations() -> None:
+def test_a_shutdown_leaves_neither_processes_nor_files_nor_reservations(temporary_files: Path) -> None:
     import ray
 
     free = ray.available_resources()["CPU"]
@@ -106,6 +118,7 @@ def test_a_shutdown_leaves_neither_processes_nor_reservations() -> None:
     executor.shutdown()
     assert all_end(processes)
     assert ray.cluster_resources()["CPU"] == free == 4
+    assert not list(temporary_files.glob("dovetail-*"))
 
 
 @pytest.mark.usefixtures("cluster")
@@ -170,7 +183,6 @@ def test_what_ray_says_of_a_killed_actor_is_in_the_error() -> None:
 
 DRIVER = """
 import sys
-import time
 import ray
 from dovetail.contracts.executor import ExecutorNeed
 from dovetail.executors.ray import RayExecutor, RayOptions
@@ -232,8 +244,10 @@ def test_two_replicas_of_ray_serve_answer_and_one_may_be_killed(serve_url: str, 
         assert list(pool.map(answer, range(8))) == [expected] * 8
 
 
-def test_a_replica_of_ray_serve_has_its_workers_in_the_same_cluster(serve_url: str, tmp_path: Path) -> None:
-    """And gives back what it reserved."""
+def test_a_replica_of_ray_serve_has_its_workers_in_the_same_cluster(
+    serve_url: str, tmp_path: Path, temporary_files: Path
+) -> None:
+    """And gives back what it reserved, and leaves no files."""
     import ray
     from ray import serve
 
@@ -245,6 +259,7 @@ def test_a_replica_of_ray_serve_has_its_workers_in_the_same_cluster(serve_url: s
         "executor": {"name": "ray", "pipeline_parallel": 2, "threads": 1},
         "server": {"served_model_name": "tiny"},
     }
+    before = set(temporary_files.glob("dovetail-*"))  # a replica that was killed leaves some
     serve.run(app({"config": config}))
     assert served_tokens(serve_url, prompt) == tokens_of(tmp_path, [prompt], name="cpu")[0]
     assert ray.available_resources()["CPU"] == 4 - 1 - 2  # the replica's, and one for each rank
@@ -253,6 +268,7 @@ def test_a_replica_of_ray_serve_has_its_workers_in_the_same_cluster(serve_url: s
     while ray.available_resources()["CPU"] < 4:
         assert time.monotonic() < deadline, "the ranks' CPUs stay reserved"
         time.sleep(0.05)
+    assert set(temporary_files.glob("dovetail-*")) <= before
 
 
 def served_tokens(url: str, prompt: list[int]) -> Any:
