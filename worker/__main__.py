@@ -17,10 +17,18 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from dovetail.contracts.errors import ConfigError
-from dovetail.contracts.joining import JoinedNode, dial, keep_alive, parse_address, read_key, set_patience, write_key
+from dovetail.contracts.joining import (
+    COMPARED_PACKAGES,
+    JoinedNode,
+    dial,
+    keep_alive,
+    parse_address,
+    read_key,
+    set_patience,
+    write_key,
+)
 from dovetail.registry.distributions import installed_versions
 
-_PACKAGES = ("dovetail", "torch", "transformers", "numpy")
 _PR_SET_PDEATHSIG = 1
 _RETRY_S = 0.25
 _GREETING_S = 10.0
@@ -151,7 +159,7 @@ def _exchange(connection: Connection, node: JoinedNode) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-    return {"python": ".".join(map(str, sys.version_info[:3])), **installed_versions(_PACKAGES)}
+    return {"python": ".".join(map(str, sys.version_info[:3])), **installed_versions(COMPARED_PACKAGES)}
 
 
 def _shown(address: tuple[str, int]) -> str:

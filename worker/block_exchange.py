@@ -100,6 +100,7 @@ class BlockExchange:
         with self._lock:
             report, self._report = self._report, ExchangeReport()
             report.num_open = self._num_unsaved + len(self._open_loads)
+        report.num_copying = len(self._copying)
         return report
 
     def close(self) -> None:

@@ -44,3 +44,5 @@ class ExchangeReport:
     """Records that were not what was written."""
     num_open: int = 0
     """Blocks to be saved and loads that have not ended."""
+    num_copying: int = 0
+    """Copies off the device that were not done: blocks are handed to the store by a later exchange."""

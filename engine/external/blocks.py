@@ -106,6 +106,7 @@ class ExternalBlocks:
         self._acknowledged: OrderedDict[bytes, set[int]] = OrderedDict()
         """By block, the ranks that have written it, of those that not all have."""
         self._num_open = 0
+        self._is_copying = False
         self._has_timer = False
         self._open(kv, namespace)
 
@@ -123,6 +124,7 @@ class ExternalBlocks:
         self._stuck.clear()
         self._cancelled.clear()
         self._num_open = 0
+        self._is_copying = False
         self._open(kv, namespace)
 
     def consider(self, sequence: TokenSequence) -> None:
@@ -155,6 +157,7 @@ class ExternalBlocks:
         saves = self._take_computed() if self.statistics.is_on else []
         if saves or waits:
             self._exchange(ExchangeOrders(saves=saves, waits=waits))
+            self._set_timer()
 
     def abandon(self) -> None:
         """Nothing that is under way may reach a page any more: requests that wait for blocks compute them."""
@@ -205,6 +208,7 @@ class ExternalBlocks:
     def _exchange(self, orders: ExchangeOrders) -> None:
         reports: list[ExchangeReport] = self._workers.call("exchange_blocks", orders)
         self._num_open = max(report.num_open for report in reports)
+        self._is_copying = any(report.num_copying for report in reports)
         removed: list[bytes] = []
         saved: list[bytes] = []
         counts = self.statistics
@@ -352,7 +356,7 @@ class ExternalBlocks:
 
     def _set_timer(self) -> None:
         """While nothing else happens, somebody must ask again."""
-        if self._has_timer or not (self._loads or self._stuck):
+        if self._has_timer or not (self._loads or self._stuck or self._is_copying):
             return
         self._has_timer = True
         timer = threading.Timer(POLL_S, self._ring)

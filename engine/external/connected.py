@@ -117,13 +117,14 @@ class _Connected:
 
     @property
     def is_due(self) -> bool:
-        return self._blocks.is_due
+        # Nothing is exchanged in a sleep, and the step loop must not wait for it.
+        return self._blocks.is_due and not self._regions.is_asleep
 
     def consider(self, sequence: Sequence) -> None:
         self._blocks.consider(sequence)
 
     def tick(self) -> None:
-        if self._regions.any_asleep:
+        if self._regions.is_asleep:
             return
         if self._weights.pages is not self._pages:
             self._reopen()
@@ -131,11 +132,11 @@ class _Connected:
         self._blocks.tick(may_place=step is None or self._core.is_in_flight(step))
 
     def flush(self) -> None:
-        if not self._regions.any_asleep:
+        if not self._regions.is_asleep:
             self._blocks.flush()
 
     def settle(self) -> None:
-        if not self._regions.any_asleep:
+        if not self._regions.is_asleep:
             self._blocks.flush(waits=True)
 
     def abandon(self) -> None:

@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 _RETRY_S, _LONGEST_RETRY_S = 5.0, 300.0
 """Between attempts to bring a replica to the state of the others: each wait is twice the one before."""
+_MISSED = "it did not answer while the others changed"
 Value = TypeVar("Value")
 
 
@@ -117,9 +118,11 @@ class Fleet:
         """Asks those of `replicas` that answer; who falls silent meanwhile takes no requests before it is in the state
         of the others. For those that hold `control`. At least one answer, refusal or loss is among what it returns;
         raises `WorkerError` where there is none to ask."""
+        replicas = list(replicas)
         asked = [replica for replica in replicas if replica.is_reachable]
         if not asked:
             raise WorkerError(f"no replica that takes part answers: {self.troubles()}")
+        self._note_missing(replicas)
         answers = await ask(asked, do)
         self._bar_silent(answers)
         return answers
@@ -135,12 +138,13 @@ class Fleet:
     async def note_weights(self, report: WeightsReport, replicas: Sequence[Replica]) -> None:
         """These have new weights; all others take no requests before they have them. For those that hold `control`."""
         assert self._listener is not None
-        self._state = await answered(replicas[0], state_of(replicas[0].engine))
         for replica in self.replicas:
-            if replica in replicas and replica.is_admitted:
-                await answered(replica, self._listener.replica_admitted(replica))
-            elif replica.is_admitted:
+            if replica not in replicas and replica.is_admitted:
                 self.bar(replica, f"it has not got the weights of version {report.version}")
+        self._state = await answered(replicas[0], state_of(replicas[0].engine))
+        for replica in replicas:
+            if replica.is_admitted:
+                await answered(replica, self._listener.replica_admitted(replica))
         self.look_again()
 
     @property
@@ -298,7 +302,7 @@ class Fleet:
     def _bar_silent(self, answers: Answers) -> None:
         for replica in answers.gone:
             if replica.engine.is_running:
-                self.bar(replica, "it did not answer while the others changed")
+                self.bar(replica, _MISSED)
 
     async def _observe(self) -> EngineState:
         """The state that all have in common."""
@@ -315,7 +319,11 @@ class Fleet:
 
     def _all(self) -> list[Replica]:
         """As `some`; one that is silent misses what all are asked now."""
-        for replica in self.replicas:
-            if replica.is_admitted and not replica.is_reachable:
-                replica.barrier = "it did not answer while the others changed"
+        self._note_missing(self.replicas)
         return self.some()
+
+    def _note_missing(self, replicas: Iterable[Replica]) -> None:
+        """Those that are silent miss what is asked now, and take no requests before they have caught up."""
+        for replica in replicas:
+            if replica.is_admitted and not replica.is_reachable:
+                replica.barrier = _MISSED

@@ -53,6 +53,8 @@ class Routing:
         self._loads = [_Load(replica) for replica in replicas]
         self._places: dict[str, int] = {}
         """By request id, the replica that has it."""
+        self._bereft: set[str] = set()
+        """Ids of requests whose replica died, and of which the router has not heard since."""
 
     @property
     def states(self) -> list[ReplicaState]:
@@ -67,6 +69,7 @@ class Routing:
             raise WorkerError(f"no replica takes the request: {self._refusals()}")
         index = choose_replica(self._router, type(self._router).__name__, request, states)
         self._places[request.request_id] = index
+        self._bereft.discard(request.request_id)
         self._loads[index].waiting[request.request_id] = request.num_prompt_tokens
         return index
 
@@ -97,8 +100,11 @@ class Routing:
         if index is not None:
             self._loads[index].waiting.pop(request_id, None)
             self._loads[index].running.pop(request_id, None)
-            if isinstance(self._router, FollowsRequests):
-                self._router.finished(request_id)
+        elif request_id not in self._bereft:
+            return
+        self._bereft.discard(request_id)
+        if isinstance(self._router, FollowsRequests):
+            self._router.finished(request_id)
 
     def came_up(self, index: int) -> None:
         """What a replica's cache has is reported from now on."""
@@ -114,6 +120,7 @@ class Routing:
         self._loads[index] = _Load(load.replica)
         for request_id in (*load.waiting, *load.running):
             del self._places[request_id]
+            self._bereft.add(request_id)
         if isinstance(self._router, FollowsRequests | FollowsBlocks):
             self._router.replica_lost(index)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dovetail.contracts.weight_transport import WeightsReport
@@ -13,13 +13,15 @@ from dovetail.engine.replicas.replica import Replica
 
 
 class ReplicatedUpdates:
-    """Updates that all replicas take part in which answer, those too that wait for new weights to be admitted. One that
-    is gone meanwhile receives the same tensors later, before it takes requests."""
+    """Updates that all replicas take part in which answer, those too that wait for new weights to be admitted, unless
+    the update is partial: it changes weights that they do not have. One that is gone, or silent, for any part of it
+    takes part no more, and receives the same tensors later, before it takes requests."""
 
     def __init__(self, fleet: Fleet):
         self._fleet = fleet
-        self._replicas: list[Replica] = []
-        """Those that take part in the update that is under way."""
+        self._replicas: dict[Replica, float] = {}
+        """Those that take part in the update that is under way, and when their engines started: another one that was
+        started meanwhile knows nothing of it."""
 
     async def init(self, init_info: Mapping[str, Any]) -> None:
         """Connects the transport of each."""
@@ -49,13 +51,15 @@ class ReplicatedUpdates:
         if weight_version is None:
             reports = (await self._ask(replicas, RemoteEngine.weights)).done.values()
             weight_version = 1 + max(report.version for report in reports)
+        if partial:
+            replicas = [replica for replica in replicas if replica.is_admitted] or replicas
         async with self._fleet.control:
             start = _start(is_checkpoint_format, weight_version, partial)
             answers = await self._fleet.ask_to_change(replicas, start)
             if answers.failed or not answers.done:
                 await ask(answers.done, RemoteEngine.abort_weight_update)
                 raise answers.error()
-            self._replicas = list(answers.done)
+            self._replicas = _with_starts(answers.done)
             self._fleet.journal.start(partial)
         return weight_version
 
@@ -65,9 +69,11 @@ class ReplicatedUpdates:
             answers = await self._fleet.ask_to_change(self._taking_part(), receive)
             if answers.failed and answers.done:
                 self._forget()
-                await ask((*answers.done, *answers.failed), RemoteEngine.abort_weight_update)
+                await ask(self._fleet.to_update(), RemoteEngine.abort_weight_update)
             if answers.failed or not answers.done:
                 raise answers.error()
+            if self._replicas:
+                self._replicas = _with_starts(answers.done)
             self._fleet.journal.receive(update_info, drafter)
 
     async def _finish(self) -> WeightsReport:
@@ -77,9 +83,11 @@ class ReplicatedUpdates:
                 if answers.gone:
                     self._forget()
                 raise answers.error()
-            report: WeightsReport = answers.first
+            # What those have that took requests is right: another may have begun from other weights.
+            admitted = [found for replica, found in answers.done.items() if replica.is_admitted]
+            report: WeightsReport = (admitted or [answers.first])[0]
             self._fleet.journal.finish(report)
-            self._replicas = []
+            self._replicas = {}
             same = [replica for replica, found in answers.done.items() if found == report]
             await self._fleet.note_weights(report, same)
         if answers.failed:
@@ -95,11 +103,17 @@ class ReplicatedUpdates:
 
     def _taking_part(self) -> list[Replica]:
         """Where no update is under way, an engine says so."""
-        return self._replicas or self._fleet.to_update()
+        if not self._replicas:
+            return self._fleet.to_update()
+        return [replica for replica, start in self._replicas.items() if replica.engine.origin.started == start]
 
     def _forget(self) -> None:
-        self._replicas = []
+        self._replicas = {}
         self._fleet.journal.abort()
+
+
+def _with_starts(replicas: Iterable[Replica]) -> dict[Replica, float]:
+    return {replica: replica.engine.origin.started for replica in replicas}
 
 
 def _init(init_info: Mapping[str, Any]) -> Do:

@@ -28,7 +28,7 @@ from dovetail.contracts.executor import (
     WorkerLayout,
     WorkerSpec,
 )
-from dovetail.contracts.joining import ComparesMachines
+from dovetail.contracts.joining import COMPARED_PACKAGES, ComparesMachines
 from dovetail.contracts.plugin import PluginOptions
 from dovetail.executors._graphs import GraphSizes, against_sizes, wanted_sizes
 from dovetail.executors.nodes.hub import Hub
@@ -204,11 +204,11 @@ class NodesExecutor(ProcessExecutor):
             )
 
     def _check_addresses(self) -> None:
-        loopback = [node.name for node in self._nodes if _is_loopback(node.address)]
+        loopback = [node for node in self._nodes if _is_loopback(node.address)]
         if loopback and len(loopback) < len(self._nodes):
             raise PluginError(
-                f"node {loopback[0]} joined by {self._nodes[0].address}, by which the other nodes do not reach it: join"
-                " by an address of the network, or give --address"
+                f"node {loopback[0].name} joined by {loopback[0].address}, by which the other nodes do not reach it:"
+                " join by an address of the network, or give --address"
             )
 
 
@@ -226,15 +226,15 @@ def _is_loopback(address: str) -> bool:
 
 
 def _other_versions(theirs: Mapping[str, str]) -> list[str]:
-    reasons = []
-    for name, version in theirs.items():
-        if name == "python":
-            mine, version = ".".join(map(str, sys.version_info[:2])), ".".join(version.split(".")[:2])
-        else:
-            mine = _installed(name)
-        if mine != version:
-            reasons.append(f"{name} {version} is there, and {mine or 'none'} here: install the same version")
-    return reasons
+    """What differs, packages among it that one side lacks. Of Python the third number may."""
+    python = ".".join(map(str, sys.version_info[:2]))
+    pairs = {"python": (theirs["python"].rpartition(".")[0], python)} if "python" in theirs else {}
+    pairs |= {name: (theirs.get(name, ""), _installed(name)) for name in COMPARED_PACKAGES}
+    return [
+        f"{name} {there or 'none'} is there, and {here or 'none'} here: install the same version"
+        for name, (there, here) in pairs.items()
+        if there != here
+    ]
 
 
 def _installed(name: str) -> str:

@@ -83,6 +83,8 @@ class NodeLink:
         process = NodeProcess(self, secrets.token_hex(16), connect)
         self._ranks[process.token] = process
         self.send(Start(process.token, rank, dict(environment), num_ranks_here, self._timeout_s))
+        if self._lost is not None:  # the reader has ended, and may not have seen this rank
+            process.note_lost()
         return process
 
     def send(self, message: Any) -> None:

@@ -312,6 +312,21 @@ def test_metrics_show_what_became_of_records(make_llm: Callable[..., LLM]) -> No
     assert metric("dovetail:kv_connector_on") == 0
 
 
+def test_an_idle_engine_asks_again_for_blocks_that_are_being_copied(make_llm: Callable[..., LLM]) -> None:
+    """On a device that has not done the copy when the last step ends."""
+    executor = {"name": "gpu", "device": "null", "null_order": "late"}
+    llm = make_llm(executor=executor, kv_connector={"name": "host", "size_gib": 0.1})
+    llm.generate([{"prompt_token_ids": PROMPT}], replace(GREEDY, max_tokens=1))
+    exchange = llm.engine.tokens.exchange
+    assert not exchange.statistics.num_saved_blocks
+    wait_until(lambda: exchange.is_due, "the engine asks again")
+    llm.sleep(1)
+    assert not exchange.is_due, "the step loop of an engine that sleeps would not rest"
+    llm.wake_up()
+    saved(llm)
+    assert exchange.statistics.num_saved_blocks >= FULL // BLOCK_SIZE
+
+
 def test_no_record_is_held_once_its_blocks_are_placed_or_nobody_waits_for_them(liar: LLM) -> None:
     """Not even by a load that ends after the connector was switched off."""
     _, expected = tokens_of(liar)

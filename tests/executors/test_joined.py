@@ -30,12 +30,13 @@ import dovetail.worker.__main__
 from dovetail import LLM, SamplingParams
 from dovetail.contracts.errors import ConfigError, PluginError, WorkerError
 from dovetail.contracts.executor import ExecutorNeed, Placement
-from dovetail.contracts.joining import JoinedNode, dial, parse_address, read_key, write_key
+from dovetail.contracts.joining import COMPARED_PACKAGES, JoinedNode, dial, parse_address, read_key, write_key
 from dovetail.contracts.plugin import Environment
 from dovetail.executors.joined import JoinedExecutor, JoinedOptions
 from dovetail.executors.nodes import base, greetings, inspection
 from dovetail.executors.nodes.agent import serve_node
 from dovetail.executors.nodes.hub import Hub
+from dovetail.executors.nodes.links import NodeLink
 from dovetail.executors.nodes.messages import Inspect, Inspection, NotStarted, Start, Tick
 from dovetail.executors.nodes.variables import variables_for_nodes
 from dovetail.testing.executor_suite import ExecutorSuite
@@ -328,6 +329,31 @@ def test_a_driver_that_halts_in_the_greeting_is_not_waited_for(challenges: bool)
                 deliver_challenge(connection, KEY)
             with pytest.raises(TimeoutError, match="it does not answer"):
                 dialling.result()
+
+
+def test_a_node_that_is_lost_before_a_rank_starts_there_is_named_at_once() -> None:
+    here, there = (Connection(end.detach()) for end in socket.socketpair())
+    link = NodeLink({"name": "a", "address": "10.0.0.1", "versions": {}}, here, timeout_s=1.0)
+    there.close()
+    while link.lost is None:
+        time.sleep(0.001)
+
+    def nobody_dials(token: str, timeout_s: float) -> Connection:
+        raise TimeoutError
+
+    process = link.start(0, {}, 1, nobody_dials)
+    with pytest.raises(ConnectionError, match=r"was lost: node a \(10\.0\.0\.1\) is gone: its agent ended"):
+        process.connect(timeout_s=60)
+    link.close()
+
+
+def test_a_package_that_a_node_lacks_differs() -> None:
+    installed = {name: metadata.version(name) for name in COMPARED_PACKAGES}
+    python = ".".join(map(str, sys.version_info[:2]))
+    assert base._other_versions({"python": f"{python}.99", **installed}) == []
+    del installed["numpy"]
+    (reason,) = base._other_versions({"python": f"{python}.99", **installed})
+    assert reason.startswith("numpy none is there, and ")
 
 
 def test_a_refusal_names_each_caller_and_the_next_one_joins(hub: Hub) -> None:

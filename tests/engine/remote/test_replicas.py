@@ -13,11 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from dovetail import AsyncLLMEngine, RequestOutput, SamplingParams
 from dovetail.contracts.errors import RequestError, WorkerError
 from dovetail.contracts.lora import AdapterConflict, LoRARequest
-from dovetail.contracts.router import AllBlocksCleared, BlocksRemoved, BlocksStored, CacheEvent, Router, RouterSetup
+from dovetail.contracts.router import (
+    AllBlocksCleared,
+    BlocksRemoved,
+    BlocksStored,
+    CacheEvent,
+    FollowsRequests,
+    Router,
+    RouterSetup,
+)
 from dovetail.contracts.telemetry import Exposition
 from dovetail.engine.remote import answer_watch
 from dovetail.engine.remote import client as client_module
@@ -69,6 +78,23 @@ def prefix_aware(setup: RouterSetup) -> Router:
 
 def round_robin(setup: RouterSetup) -> Router:
     return RoundRobin(RoundRobin.Options(), setup)
+
+
+class Recording(RoundRobin, FollowsRequests):
+    """Notes what it hears of requests."""
+
+    def __init__(self, setup: RouterSetup):
+        super().__init__(RoundRobin.Options(), setup)
+        self.heard: list[str] = []
+
+    def prefilled(self, request_id: str) -> None:
+        self.heard.append(f"prefilled {request_id}")
+
+    def finished(self, request_id: str) -> None:
+        self.heard.append(f"finished {request_id}")
+
+    def replica_lost(self, replica: int) -> None:
+        self.heard.append(f"lost {replica}")
 
 
 async def last_of(stream: AsyncIterator[RequestOutput]) -> RequestOutput:
@@ -229,7 +255,13 @@ def test_requests_of_a_replica_that_dies_go_to_another_or_fail_by_name(
 
     async def main(processes: list[EngineProcess]) -> None:
         addresses = tuple(process.address for process in processes)
-        async with replicas(addresses, round_robin) as engine:
+        routers: list[Recording] = []
+
+        def create(setup: RouterSetup) -> Router:
+            routers.append(Recording(setup))
+            return routers[-1]
+
+        async with replicas(addresses, create) as engine:
             begun = await engine.submit("x", SamplingParams(max_tokens=200, ignore_eos=True))
             outputs = aiter(begun)
             await anext(outputs)
@@ -241,6 +273,8 @@ def test_requests_of_a_replica_that_dies_go_to_another_or_fail_by_name(
             with pytest.raises(WorkerError, match=rf"replica {lost} failed .*not retried"):
                 async for _ in outputs:
                     pass
+            own = [text for text in routers[0].heard if begun.request_id in text or text.startswith("lost")]
+            assert own == [f"prefilled {begun.request_id}", f"lost {lost}", f"finished {begun.request_id}"]
             results = [asyncio.ensure_future(last_of(aiter(stream))) for stream in waiting]
             while any(stream.replica == lost for stream in waiting):
                 await asyncio.sleep(0)
@@ -293,6 +327,65 @@ def test_requests_of_a_replica_that_dies_go_to_another_or_fail_by_name(
         first.wait()
         second.wait()
         asyncio.run(main([first, second]))
+
+
+def test_who_misses_a_part_of_an_update_gets_all_of_it_afterwards(
+    start_engine: Callable[..., EngineProcess], story_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first replica: silent for a bucket of a partial update, and later another process since the update began. The
+    weights of the other are those of both."""
+    monkeypatch.setattr(answer_watch, "PATIENCE_S", 0.02)
+    weights = load_file(story_model / "model.safetensors")
+    names = sorted(name for name in weights if name.endswith("mlp.down_proj.weight"))
+    buckets = []
+    for name in names[:2]:
+        (tmp_path / name).mkdir()
+        save_file({name: 1.5 * weights[name]}, tmp_path / name / "model.safetensors")
+        buckets.append({"path": str(tmp_path / name)})
+
+    async def up(engine: ReplicatedEngine) -> None:
+        while not engine.states[0].is_up:
+            await asyncio.sleep(0.01)
+
+    async def weights_of(process: EngineProcess) -> Any:
+        async with await RemoteEngine.connect(process.address, 60) as own:
+            return await own.weights()
+
+    async def main(first: EngineProcess, second: EngineProcess) -> None:
+        async with replicas((first.address, second.address), round_robin) as engine:
+            await engine.init_weight_transfer_engine()
+            await engine.start_weight_update(weight_version=3, partial=True)
+            os.kill(first.pid, signal.SIGSTOP)
+            monkeypatch.setattr(client_module, "HEALTH_S", 0.2)
+            while engine.states[0].is_up:
+                await asyncio.sleep(0.01)
+            await engine.update_weights(buckets[0])
+            os.kill(first.pid, signal.SIGCONT)
+            monkeypatch.setattr(client_module, "HEALTH_S", 60.0)
+            await up(engine)
+            await engine.update_weights(buckets[1])
+            report = await engine.finish_weight_update()
+            await up(engine)
+            assert await weights_of(first) == await weights_of(second) == report
+            await engine.start_weight_update(weight_version=4)
+            first.kill()
+            while engine.states[0].is_up:
+                await asyncio.sleep(0.01)
+            first.stop()
+            with start_engine(tmp_path / "0") as again:
+                again.wait()
+                await up(engine)
+                await engine.update_weights({"path": str(story_model)})
+                report = await engine.finish_weight_update()
+                await up(engine)
+                assert await weights_of(again) == await weights_of(second) == report
+
+    for folder in ("0", "1"):
+        (tmp_path / folder).mkdir()
+    with start_engine(tmp_path / "0") as first, start_engine(tmp_path / "1") as second:
+        first.wait()
+        second.wait()
+        asyncio.run(main(first, second))
 
 
 def test_a_replica_that_does_not_answer_gets_no_requests_until_it_does(
