@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 MIN_KEY_BYTES: Final = 16
+COMPARED_PACKAGES: Final = ('dovetail', 'torch', 'transformers', 'numpy')
 
 @dataclass(frozen=True, kw_only=True)
 class JoinedNode:

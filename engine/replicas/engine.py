@@ -257,6 +257,8 @@ class ReplicatedEngine:
         await self._fleet.on_all(
             lambda engine: engine.wake_up(tags, new_weights=new_weights, for_update=for_update),
         )
+        if new_weights:
+            await self._fleet.to_the_end(self._fleet.note_reading())
 
     async def regions(self) -> tuple[RegionStatus, ...]:
         """See `EngineClient.regions`; of each replica, in their order."""

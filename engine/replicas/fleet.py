@@ -135,6 +135,16 @@ class Fleet:
             raise WorkerError(f"no replica can be updated: {self.troubles()}")
         return found
 
+    async def note_reading(self) -> None:
+        """All have read the checkpoint again, so that their blocks have other names."""
+        assert self._listener is not None
+        async with self.control:
+            self._state = await self._observe()
+            self.journal.read_again(self._state.weights)
+            for replica in self.admitted:
+                with suppress(WorkerError):  # it died, or fell silent: it is admitted anew
+                    await answered(replica, self._listener.replica_admitted(replica))
+
     async def note_weights(self, report: WeightsReport, replicas: Sequence[Replica]) -> None:
         """These have new weights; all others take no requests before they have them. For those that hold `control`."""
         assert self._listener is not None

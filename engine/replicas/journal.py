@@ -18,6 +18,8 @@ class _Update:
     is_partial: bool
     buckets: list[tuple[Mapping[str, Any], str | None]] = field(default_factory=list)
     """`update_info` and the drafter's label of each."""
+    reads_checkpoint: bool = False
+    """No buckets came: the checkpoint was read again, behind a sleep that discarded the weights."""
     report: WeightsReport | None = None
     """None until it is finished."""
 
@@ -49,6 +51,10 @@ class WeightJournal:
         replaces = not update.is_partial and any(drafter is None for _, drafter in update.buckets)
         self._updates = [update] if replaces else [*self._updates, update]
 
+    def read_again(self, report: WeightsReport) -> None:
+        """All read the checkpoint again. What came before is kept: versions of weights only rise."""
+        self._updates.append(_Update(is_partial=False, reads_checkpoint=True, report=report))
+
     def abort(self) -> None:
         """It was given up."""
         self._under_way = None
@@ -67,12 +73,20 @@ class WeightJournal:
             assert update.report is not None
             if update.report.version <= present:
                 continue
-            await engine.start_weight_update(weight_version=update.report.version, partial=update.is_partial)
-            for update_info, drafter in update.buckets:
-                await engine.update_weights(update_info, drafter=drafter)
-            found = await engine.finish_weight_update()
+            found = await _repeat(engine, update, update.report.version)
             if found != update.report:
                 raise WorkerError(
                     f"the tensors of weight version {found.version} are not those that the others received"
                     f" ({found.checksum} and {update.report.checksum}): send all replicas the weights again"
                 )
+
+
+async def _repeat(engine: RemoteEngine, update: _Update, version: int) -> WeightsReport:
+    if update.reads_checkpoint:
+        await engine.sleep(2)
+        await engine.wake_up(new_weights=True)
+        return await engine.weights()
+    await engine.start_weight_update(weight_version=version, partial=update.is_partial)
+    for update_info, drafter in update.buckets:
+        await engine.update_weights(update_info, drafter=drafter)
+    return await engine.finish_weight_update()

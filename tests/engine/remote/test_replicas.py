@@ -388,6 +388,44 @@ def test_who_misses_a_part_of_an_update_gets_all_of_it_afterwards(
         asyncio.run(main(first, second))
 
 
+def test_a_checkpoint_that_all_read_again_is_read_again_by_one_that_comes_back(
+    start_engine: Callable[..., EngineProcess], tmp_path: Path
+) -> None:
+    """And the router finds the blocks that are computed with it."""
+    prompt = {"prompt_token_ids": [11, 22, 33, 44, 55, 66, 77] * 12}
+
+    async def main(first: EngineProcess, second: EngineProcess) -> None:
+        async with replicas((first.address, second.address), prefix_aware) as engine:
+            await engine.sleep(2)
+            await engine.wake_up(new_weights=True)
+            assert (await engine.weights()).version == 1
+            stream = await engine.submit(prompt, GREEDY)
+            has, expected = stream.replica, (await last_of(stream)).outputs[0].token_ids
+            busy = await engine.submit(prompt, SamplingParams(max_tokens=100, ignore_eos=True))
+            stream = await engine.submit(prompt, GREEDY)
+            assert stream.replica == busy.replica == has
+            assert (await last_of(stream)).num_cached_tokens >= 80
+            await last_of(busy)
+            first.kill()
+            while engine.states[0].is_up:
+                await asyncio.sleep(0.01)
+            first.stop()
+            with start_engine(tmp_path / "0") as restarted:
+                restarted.wait()
+                while not engine.states[0].is_up:
+                    await asyncio.sleep(0.01)
+                second.kill()
+                assert (await last_of(engine.generate(prompt, GREEDY))).outputs[0].token_ids == expected
+                assert (await engine.weights()).version == 1
+
+    for folder in ("0", "1"):
+        (tmp_path / folder).mkdir()
+    with start_engine(tmp_path / "0") as first, start_engine(tmp_path / "1") as second:
+        first.wait()
+        second.wait()
+        asyncio.run(main(first, second))
+
+
 def test_a_replica_that_does_not_answer_gets_no_requests_until_it_does(
     processes: tuple[EngineProcess, EngineProcess],
     pair: tuple[str, str],
