@@ -375,6 +375,12 @@ class TokenEngine:
         else:
             self.regions.check_generates([drafter, *speculation.drafters[drafter].stages])
 
+    @exclusive
+    def check_workers(self) -> None:
+        """Raises `WorkerError` where a worker ended since the last step: while nothing is computed, nobody else would
+        notice."""
+        self._parts.workers.check_alive()
+
     def _why_weights_stay(self) -> str | None:
         if not self.pausing.holds_all:
             return 'while requests are unfinished that no pause holds: pause("keep") first, let them end, or abort them'

@@ -46,6 +46,11 @@ class Workers:
             )
         return answers
 
+    def check_alive(self) -> None:
+        """Raises `WorkerError` where a worker has ended, as far as the executor knows without asking one."""
+        if not all(status.is_alive for status in self._executor.rank_status()):
+            self.call("plugin_hash")
+
     def describe(self) -> WorkerReports:
         """The reports of all ranks, each of which is where it should be."""
         reports: list[WorkerReport] = self.call("describe")

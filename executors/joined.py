@@ -59,8 +59,10 @@ class JoinedExecutor(NodesExecutor):
                 read_key(options.key_file)
             except ConfigError as error:
                 reasons.append(str(error))
-        if isinstance(options.nodes, list) and len(set(options.nodes)) < max(1, len(options.nodes)):
-            reasons.append("executor.nodes names no node, or one twice")
+        if isinstance(options.nodes, list):
+            twice = sorted({name for name in options.nodes if options.nodes.count(name) > 1})
+            if twice or not options.nodes:
+                reasons.append(f"executor.nodes names {f'{twice[0]} twice' if twice else 'no node'}")
         return reasons + cls.check_nodes(need, options, _count(options))
 
     @classmethod

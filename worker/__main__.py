@@ -123,6 +123,8 @@ def _join(options: argparse.Namespace, key: bytes) -> int:
 
 
 def _why(error: Exception) -> str:
+    if isinstance(error, EOFError):
+        return "the engine ended the connection"
     return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
 
 

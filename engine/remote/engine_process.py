@@ -183,7 +183,11 @@ def main() -> None:
         gc.collect()
         gc.freeze()
         answers.write(msgspec.msgpack.encode(Started()))
-    server.run()
+    try:
+        server.run()
+    except WorkerError as error:
+        logger.error("the engine ends: %s", error)
+        sys.exit(1)
 
 
 def _start(config: LayeredConfig, address: str) -> EngineServer:

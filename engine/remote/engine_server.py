@@ -180,12 +180,14 @@ class EngineServer:
         """Sleeps until there is something to do; False when it is time to stop."""
         is_behind = any(outbox.is_behind for outbox in self._outboxes.values())
         with self._engine.wakeup:
-            self._engine.wakeup.wait_for(
+            has_work = self._engine.wakeup.wait_for(
                 lambda: self._is_stopping or self._commands or self._engine.is_runnable,
                 # A client that is behind takes more without notice.
-                timeout=_FLUSH_S if is_behind else None,
+                timeout=_FLUSH_S if is_behind else _CHECK_S,
             )
-            return not self._is_stopping
+        if not has_work and not is_behind:
+            self._engine.check_workers()
+        return not self._is_stopping
 
     def _step(self) -> None:
         try:
@@ -377,5 +379,7 @@ def _origin(engine: TokenEngine) -> EngineOrigin:
 
 _RETRY_S = 1.0
 """After so long another request may find a place in the queue."""
+_CHECK_S = 0.25
+"""Seconds between looks at the workers, while there are no steps."""
 _FLUSH_S = 0.01
 """Seconds between looks at clients that are behind, while there are no steps."""

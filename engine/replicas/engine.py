@@ -306,13 +306,9 @@ class ReplicatedEngine:
 
     async def metrics(self) -> Exposition:
         """See `EngineClient.metrics`; each sample has the label `engine`, the index of its replica. Those of replicas
-        that do not answer are left out; `dovetail:replica_up` has a sample for each. Raises `WorkerError` where none
-        answers."""
-        reachable = [replica for replica in self._replicas if replica.is_reachable]
-        if not reachable:
-            raise WorkerError(f"no replica answers: {self.troubles}")
-        answers = await ask(reachable, RemoteEngine.metrics)
-        if not answers.done:
+        that do not answer are left out; `dovetail:replica_up` has a sample for each, also where none answers."""
+        answers = await ask([one for one in self._replicas if one.is_reachable], RemoteEngine.metrics)
+        if answers.failed and not answers.done:
             raise answers.error()
         return labelled(
             {replica.index: page for replica, page in answers.done.items()},

@@ -12,13 +12,13 @@ _HEAD = re.compile(r"# (?:HELP|TYPE|UNIT) (\S+)")
 _SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?( .*)", re.DOTALL)
 _ENGINE = re.compile(r'(?<![a-zA-Z0-9_])engine="[^"]*"')
 _END = "# EOF"
-
-
+_PLAIN = "text/plain; version=0.0.4; charset=utf-8"
+"""Of a page that no replica wrote a part of."""
 _REASON_LENGTH = 200
 
 
 def labelled(pages: Mapping[int, Exposition], troubles: Mapping[int, str]) -> Exposition:
-    """One page of at least one, by replica. `troubles`: why a replica takes no requests, empty where it does; of all of
+    """One page of all, by replica. `troubles`: why a replica takes no requests, empty where it does; of all of
     them, those too that have no page. Raises `PluginError` for pages of different formats."""
     content_types = {page.content_type for page in pages.values()}
     if len(content_types) > 1:
@@ -42,7 +42,8 @@ def labelled(pages: Mapping[int, Exposition], troubles: Mapping[int, str]) -> Ex
     for name, (about, states) in _states(troubles).items():
         heads[name], samples[name] = dict.fromkeys(about), states
     lines = [line for family in {**heads, **samples} for line in (*heads.get(family, ()), *samples.get(family, ()))]
-    return Exposition(content_type=content_types.pop(), body="\n".join([*lines, *[_END] * has_end, ""]).encode())
+    content_type = content_types.pop() if content_types else _PLAIN
+    return Exposition(content_type=content_type, body="\n".join([*lines, *[_END] * has_end, ""]).encode())
 
 
 def _states(troubles: Mapping[int, str]) -> dict[str, tuple[list[str], list[str]]]:

@@ -13,9 +13,15 @@ from dovetail.engine.resolving.slots import ROUTER
 
 
 def choose_router(state: Resolution) -> Component | None:
-    """None where there is one replica. `auto` follows the blocks of prefix caches only where there are any."""
+    """None where there is one replica; a name that is given has to be right there too. `auto` follows the blocks of
+    prefix caches only where there are any."""
     server = state.config.server
-    if server is None or server.data_parallel_size == 1:
+    if server is None:
+        return None
+    if server.data_parallel_size == 1:
+        if server.router.name != "auto":
+            Question(state, ROUTER, None).pick()
+            state.remark("server.router.name", "one replica serves, so nobody is asked (server.data_parallel_size)")
         return None
     has_blocks = state.config.cache.prefix_caching
     slot = ROUTER if has_blocks else replace(ROUTER, passes_over=_finds_no_blocks)

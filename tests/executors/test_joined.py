@@ -479,6 +479,16 @@ def test_a_key_is_needed_and_is_its_owners_alone(tmp_path: Path) -> None:
         read_key(path)
 
 
+@pytest.mark.parametrize(("nodes", "why"), [([], "names no node"), (["a", "b", "a"], "names a twice")])
+def test_a_list_of_nodes_has_each_once(nodes: list[str], why: str, tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    write_key(path)
+    reasons = JoinedExecutor.check(
+        ExecutorNeed("cpu"), JoinedOptions(key_file=path, nodes=nodes), Environment("cpu", 1, 1)
+    )
+    assert f"executor.nodes {why}" in reasons
+
+
 def test_replicas_would_listen_at_one_address(tmp_path: Path) -> None:
     path = tmp_path / "key"
     write_key(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from dovetail import AsyncLLMEngine, RequestOutput, SamplingParams
@@ -335,6 +337,19 @@ def test_an_engine_that_dies_fails_what_is_under_way_and_the_next_one_serves(
             await engine.close()
 
     asyncio.run(main())
+
+
+def test_an_idle_engine_ends_with_a_worker(
+    start_engine: Callable[..., EngineProcess], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Without a request, so that it is started again before one comes."""
+    with start_engine(executor={"name": "multiproc", "tensor_parallel": 2, "threads": 1}) as process:
+        process.wait()
+        ranks = psutil.Process(process.pid).children()
+        ranks[1].kill()
+        assert process.join() == 1
+        assert not psutil.wait_procs(ranks, timeout=10)[1]
+    assert re.search(r"the engine ends: worker rank \d \(pid \d+\) was killed by SIGKILL", capfd.readouterr().err)
 
 
 def test_an_engine_that_stands_still_is_noticed_and_goes_on(

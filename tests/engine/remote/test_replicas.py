@@ -311,6 +311,8 @@ def test_requests_of_a_replica_that_dies_go_to_another_or_fail_by_name(
                 await engine.submit("x", GREEDY)
             with pytest.raises(WorkerError, match="none of 2 replicas takes requests"):
                 await engine.check_health()
+            page = (await engine.metrics()).body.decode()
+            assert all(f'dovetail:replica_up{{engine="{index}"}} 0\n' in page for index in range(2))
 
     async def change_all(engine: ReplicatedEngine) -> None:
         await engine.init_weight_transfer_engine()
