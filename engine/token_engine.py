@@ -53,7 +53,7 @@ from dovetail.engine.request_fields import (
 from dovetail.engine.request_reports import reports_of
 from dovetail.engine.request_table import RequestEntry, RequestTable
 from dovetail.engine.sequence import Sequence
-from dovetail.engine.setup import EngineParts, allocate_kv, check_block_counts, create_parts
+from dovetail.engine.setup import allocate_kv, check_block_counts, create_parts
 from dovetail.engine.sleeping import Sleeping
 from dovetail.engine.step import Ending
 from dovetail.engine.step_loop import StepLoop
@@ -77,16 +77,16 @@ class TokenEngine:
     """The engine behind a step loop that the caller drives.
 
     One thread at a time drives it, any thread: a call that finds another thread in the engine raises `RequestError`.
-    In a process that was forked off the one that made the engine every call raises `WorkerError`, and `shutdown` does
-    nothing.
+    In a process forked off the one that made the engine calls raise `WorkerError`, and `shutdown` does nothing.
     """
 
     def __init__(self, config: ResolvedConfig):
         self.config = config
         self.use = ExclusiveUse()
         """Who is in the engine. Its methods enter by themselves; whoever works on `core` must do so too."""
-        parts: EngineParts = create_parts(config)
-        self._parts = parts
+        self._parts = parts = create_parts(config)
+        self.workers = parts.workers
+        """Called between steps."""
         self.devices = parts.devices
         """Of the workers, in rank order, as torch names them ("cpu", "cuda:0")."""
         self.facts: EngineFacts = engine_facts(
@@ -114,10 +114,10 @@ class TokenEngine:
             config, parts.kv.layout, self._telemetry, self.regions, self._requests, self.reset_prefix_cache
         )
         self.weight_updates = WeightUpdates(
-            config, self.use, self._weights, parts.workers, self._why_weights_stay, self._free_weights
+            config, self.use, self._weights, self.workers, self._why_weights_stay, self._free_weights
         )
         self.sleeping = Sleeping(
-            self, self.use, self.regions, parts.workers, self.pausing, self._adapters, self._weights
+            self, self.use, self.regions, self.workers, self.pausing, self._adapters, self._weights
         )
         self._telemetry.attach(self._core, parts.kv)
         self.kv_events = KVEvents(self.use, parts.kv, self._telemetry.kv_listeners())
@@ -355,7 +355,7 @@ class TokenEngine:
         if self.request_ids:
             raise RequestError("drafters cannot forget while requests are unfinished: let them end, or abort them")
         self._core.settle()
-        self._parts.workers.call("forget_finished")
+        self.workers.call("forget_finished")
 
     @exclusive
     def add_telemetry_sink(self, sink: TelemetrySink) -> None:
@@ -374,12 +374,6 @@ class TokenEngine:
             self.regions.check_generates()
         else:
             self.regions.check_generates([drafter, *speculation.drafters[drafter].stages])
-
-    @exclusive
-    def check_workers(self) -> None:
-        """Raises `WorkerError` where a worker ended since the last step: while nothing is computed, nobody else would
-        notice."""
-        self._parts.workers.check_alive()
 
     def _why_weights_stay(self) -> str | None:
         if not self.pausing.holds_all:

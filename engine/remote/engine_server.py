@@ -186,7 +186,7 @@ class EngineServer:
                 timeout=_FLUSH_S if is_behind else _CHECK_S,
             )
         if not has_work and not is_behind:
-            self._engine.check_workers()
+            self._engine.workers.check_alive()
         return not self._is_stopping
 
     def _step(self) -> None:
