@@ -116,7 +116,7 @@ class Server:
 
     def replica(self, index: int) -> psutil.Process:
         """The process of a replica."""
-        (found,) = [p for p in self.processes("engine_process") if f"engine-{index}/" in command_of(p)[-1]]
+        (found,) = [p for p in self.processes("engine_process") if f"engine-{index}/" in " ".join(command_of(p))]
         return found
 
     def noted(self, pattern: str, since: float) -> list[float]:

@@ -64,16 +64,17 @@ class EngineProcess:
         directory: str | Path | None = None,
         environment: Mapping[str, str] = MappingProxyType({}),
         cores: Collection[int] = (),
+        label: str = "",
     ):
         """Starts the process; `wait` says when it serves. `directory`: where its socket is, private to the user.
         `environment`: variables to set in it. `cores`: logical CPUs that it and its workers run on; none: all that the
-        calling thread may use."""
+        calling thread may use. `label`: what messages of its log begin with, such as "replica 0"."""
         self._temporary = tempfile.TemporaryDirectory(prefix="dovetail-engine-") if directory is None else None
         self.directory = Path(directory if directory is not None else self._temporary.name)  # type: ignore[union-attr]
         self.address = f"ipc://{self.directory}/engine"
         with _bound_to(cores):
             self._process = subprocess.Popen(
-                module_command("dovetail.engine.remote.engine_process", self.address),
+                module_command("dovetail.engine.remote.engine_process", self.address, label),
                 env={**import_environment(), **environment},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -160,12 +161,13 @@ def _ending(code: int) -> str:
 
 def main() -> None:
     """What runs in the process."""
-    address, parent = sys.argv[1], os.getppid()
+    address, label, parent = sys.argv[1], sys.argv[2], os.getppid()
     if sys.platform == "linux":  # one that is halted would never notice the parent's end
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
     with os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)  # what libraries print is no answer
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        message = f"{label}: %(message)s" if label else "%(message)s"
+        logging.basicConfig(level=logging.INFO, format=f"%(asctime)s %(levelname)s %(name)s: {message}")
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)  # a service manager's reach every process; the parent decides
         started: list[EngineServer] = []

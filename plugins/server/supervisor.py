@@ -156,8 +156,10 @@ class Supervisor:
         return tuple(engine.address for engine in self._engines.values())
 
     def _start_engine(self, directory: Path) -> None:
-        share = self._shares[list(self._engine_ends).index(directory)]
-        engine = EngineProcess(self._config, directory, share.environment, share.cores)
+        index = list(self._engine_ends).index(directory)
+        share = self._shares[index]
+        label = f"replica {index}" if len(self._shares) > 1 else ""
+        engine = EngineProcess(self._config, directory, share.environment, share.cores, label)
         self._engines[directory] = engine
 
         def wait() -> _Event:
