@@ -63,6 +63,8 @@ class ReplicatedEngine:
         """What the hashes of prompts' blocks follow from; None where the router does not follow blocks."""
         self._digests: dict[str, str] = {}
         """Of adapters, by name."""
+        self._pages: dict[Replica, Exposition] = {}
+        """The metrics that each replica had last."""
 
     @classmethod
     async def connect(
@@ -305,13 +307,16 @@ class ReplicatedEngine:
         return report
 
     async def metrics(self) -> Exposition:
-        """See `EngineClient.metrics`; each sample has the label `engine`, the index of its replica. Those of replicas
-        that do not answer are left out; `dovetail:replica_up` has a sample for each, also where none answers."""
+        """See `EngineClient.metrics`; each sample has the label `engine`, the index of its replica. A replica that runs
+        and does not answer has the samples that it had last, so that sums do not fall; `dovetail:replica_up` has a
+        sample for each, also where none answers."""
         answers = await ask([one for one in self._replicas if one.is_reachable], RemoteEngine.metrics)
         if answers.failed and not answers.done:
             raise answers.error()
+        silent = {one: page for one, page in self._pages.items() if one.engine.is_running and not one.is_reachable}
+        self._pages = {**silent, **answers.done}
         return labelled(
-            {replica.index: page for replica, page in answers.done.items()},
+            {replica.index: self._pages[replica] for replica in self._replicas if replica in self._pages},
             {replica.index: replica.trouble for replica in self._replicas},
         )
 

@@ -39,12 +39,16 @@ class RankRow:
     last_step_s: float | None
     running_s: float | None
     """How long the step runs that is under way."""
+    replica_is_up: bool = True
+    """False where its replica takes no requests; what is shown may be of before."""
 
     @property
     def state(self) -> str:
         """In a word or two."""
         if not self.is_alive:
             return "ended"
+        if not self.replica_is_up:
+            return "replica down"
         if self.silent_s is not None and self.silent_s > _SILENT_S:
             return f"silent for {self.silent_s:.0f} s"
         if self.running_s is not None and self.running_s >= 1:
@@ -57,6 +61,7 @@ def ranks_between(before: Snapshot, now: Snapshot) -> tuple[RankRow, ...]:
     seconds = now.time - before.time
     found = {name: _by_rank(now, f"dovetail:rank_{name}") for name in _NAMES}
     earlier = {name: _by_rank(before, f"dovetail:rank_{name}") for name in _COUNTERS}
+    up = {dict(labels).get("engine", ""): is_up for labels, is_up in now.of("dovetail:replica_up").items()}
     rows = []
     for labels in now.of("dovetail:rank_info"):
         named = dict(labels)
@@ -81,6 +86,7 @@ def ranks_between(before: Snapshot, now: Snapshot) -> tuple[RankRow, ...]:
                 busy=None if busy_s is None or seconds <= 0 else min(1.0, busy_s / seconds),
                 last_step_s=found["last_step_seconds"].get(key),
                 running_s=found["running_step_seconds"].get(key),
+                replica_is_up=bool(up.get(key[0], 1.0)),
             )
         )
     # "10" comes behind "9".

@@ -177,6 +177,10 @@ def test_workers_of_replicas_that_hang_ended_or_fell_silent() -> None:
         ("1", 0, "node b", 13, "ended"),
         ("1", 1, "node b", None, "silent for 9 s"),
     ]
+    down = ranks_between(
+        NOTHING, parse(f'{RANKS}\n# TYPE dovetail:replica_up gauge\ndovetail:replica_up{{engine="1"}} 0\n')
+    )
+    assert [row.state for row in down] == ["in a step for 7 s", "ended", "replica down"]
     table = rank_table(ranks, of_replicas=True)
     titles = ["replica", "rank", "stage", "tensor rank", "node", "pid", "device", "state", "GPU memory"]
     assert [column.header for column in table.columns] == titles

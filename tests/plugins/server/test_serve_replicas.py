@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from dovetail.plugins.commands.top.scrape import parse
+from dovetail.plugins.commands.top.scrape import Snapshot, parse
 from dovetail.plugins.server.replica_machine import replica_shares
 from tests.plugins.server.conftest import wait_until
 from tests.plugins.server.test_serve import COMPLETE, LONG, Served, serving, stopped
@@ -46,9 +46,19 @@ def read_to_error(served: Served, request_id: str, runs: threading.Event) -> str
     raise ConnectionError("the stream ended without an error")
 
 
+def metrics(served: Served) -> Snapshot:
+    return parse(httpx.get(f"{served.url}/metrics", timeout=60).text)
+
+
+def num_tokens(served: Served, replica: int) -> float:
+    """That this replica has generated, by the server's metrics."""
+    samples = metrics(served).of("vllm:generation_tokens_total")
+    return sum(count for labels, count in samples.items() if dict(labels)["engine"] == str(replica))
+
+
 def is_up(served: Served, replica: int) -> bool:
     """Whether the server's metrics say that this replica takes requests; it is named there in any case."""
-    samples = parse(httpx.get(f"{served.url}/metrics", timeout=60).text)
+    samples = metrics(served)
     assert {dict(labels)["engine"] for labels in samples.of("dovetail:replica_up")} == {"0", "1"}
     return bool(samples.of("dovetail:replica_up")[("engine", str(replica)),])
 
@@ -59,12 +69,15 @@ def test_each_replica_runs_on_its_share_of_the_cores(served: Served) -> None:
 
 
 def test_a_replica_that_is_stopped_costs_no_request(served: Served) -> None:
+    """And its counters stay in the metrics."""
     texts = {served.post(COMPLETE).json()["choices"][0]["text"] for _ in range(2)}
+    had = num_tokens(served, 0)
     with stopped(engines(served)[0]), ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(served.post, [COMPLETE] * 4))
         assert [answer.status_code for answer in answers] == [200] * 4
         assert {answer.json()["choices"][0]["text"] for answer in answers} == texts
         assert not is_up(served, 0)
+        assert num_tokens(served, 0) == had > 0
     wait_until(lambda: is_up(served, 0), "it answers again")
 
 
