@@ -199,6 +199,7 @@ def quantile(share: float, buckets: Iterable[tuple[float, float]]) -> float:
     lower, below = 0.0, 0.0
     for bound, count in buckets:
         if count >= rank and count > below:
-            return lower if math.isinf(bound) else lower + (bound - lower) * (rank - below) / (count - below)
+            share_of_bucket = (rank - below) / (count - below)
+            return lower if math.isinf(bound) else min(bound, lower + (bound - lower) * share_of_bucket)
         lower, below = bound, count
     return lower

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.text import Text
 from typer.testing import CliRunner
@@ -240,6 +240,7 @@ def test_series_that_come_and_go_are_no_traffic_of_others() -> None:
     assert figures_between(before, after).preemptions == 4
 
 
+@example([0.0] * 3, 1.0)  # 3 * 0.1 / 3 is more than 0.1
 @given(st.lists(st.floats(0, 20), min_size=1), st.floats(0.01, 1.0))
 def test_a_quantile_lies_in_the_bucket_of_the_exact_one(values: list[float], share: float) -> None:
     bounds = [*BOUNDS, inf]
