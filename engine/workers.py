@@ -8,6 +8,7 @@ from typing import Any
 from dovetail.config.resolved import ResolvedConfig
 from dovetail.contracts.errors import PluginError
 from dovetail.contracts.executor import Executor, WorkerReport
+from dovetail.registry.calls import calling
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,9 @@ class Workers:
 
     def check_alive(self) -> None:
         """Raises `WorkerError` where a worker has ended, as far as the executor knows without asking one."""
-        if not all(status.is_alive for status in self._executor.rank_status()):
+        with calling(f"executor {self._name!r}", "rank_status"):
+            all_live = all(status.is_alive for status in self._executor.rank_status())
+        if not all_live:
             self.call("plugin_hash")
 
     def describe(self) -> WorkerReports:
