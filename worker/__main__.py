@@ -125,6 +125,8 @@ def _join(options: argparse.Namespace, key: bytes) -> int:
 def _why(error: Exception) -> str:
     if isinstance(error, EOFError):
         return "the engine ended the connection"
+    if isinstance(error, BlockingIOError):
+        return "it does not answer"
     return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
 
 
@@ -140,9 +142,6 @@ def _greet(options: argparse.Namespace, key: bytes) -> tuple[Connection, JoinedN
             address = options.address or end.getsockname()[0]
         node = JoinedNode(name=options.name, address=address, driver=options.join, key=key)
         answer = _exchange(connection, node)
-    except BlockingIOError:
-        connection.close()
-        raise TimeoutError("it does not answer") from None
     except BaseException:
         connection.close()
         raise

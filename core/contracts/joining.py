@@ -26,7 +26,7 @@ from dovetail.contracts.errors import ConfigError
 MIN_KEY_BYTES: Final = 16
 """Bytes of the shortest key that is accepted."""
 COMPARED_PACKAGES: Final = ("dovetail", "torch", "transformers", "numpy")
-"""Distributions whose versions a machine tells as it joins, and which must be the driver's."""
+"""Distributions whose versions a machine reports as it joins, and which must be the driver's."""
 _SENT_AGAIN_S = 0.35
 """TCP counts from when it sends something for the second time, 0.2 to 0.3 seconds after the first, and its timers are a
 little late."""

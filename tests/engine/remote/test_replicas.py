@@ -6,7 +6,7 @@ import asyncio
 import os
 import random
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -100,6 +100,21 @@ class Recording(RoundRobin, FollowsRequests):
 async def last_of(stream: AsyncIterator[RequestOutput]) -> RequestOutput:
     *_, last = [output async for output in stream]
     return last
+
+
+def run_over_two(
+    start_engine: Callable[..., EngineProcess],
+    folder: Path,
+    main: Callable[[EngineProcess, EngineProcess], Coroutine[Any, Any, None]],
+) -> None:
+    """Runs `main` with two engines of its own, in the folders `0` and `1`, where it may start others."""
+    folders = [folder / "0", folder / "1"]
+    for own in folders:
+        own.mkdir()
+    with start_engine(folders[0]) as first, start_engine(folders[1]) as second:
+        first.wait()
+        second.wait()
+        asyncio.run(main(first, second))
 
 
 async def tokens(engine: Any, text: str, **options: Any) -> list[int]:
@@ -253,7 +268,7 @@ def test_requests_of_a_replica_that_dies_go_to_another_or_fail_by_name(
     sleep that came meanwhile. Once all are down, requests are refused at once; of one that comes
     while they die, the replicas that had it are named."""
 
-    async def main(processes: list[EngineProcess]) -> None:
+    async def main(*processes: EngineProcess) -> None:
         addresses = tuple(process.address for process in processes)
         routers: list[Recording] = []
 
@@ -286,7 +301,7 @@ def test_requests_of_a_replica_that_dies_go_to_another_or_fail_by_name(
                 assert await tokens(later, TEXTS[0]) == found[0]
             await change_all(engine)
             processes[lost].stop()
-            with start_engine(folders[lost]) as again:
+            with start_engine(tmp_path / str(lost)) as again:
                 again.wait()
                 while not engine.states[lost].is_up:
                     await asyncio.sleep(0.01)
@@ -322,13 +337,7 @@ def test_requests_of_a_replica_that_dies_go_to_another_or_fail_by_name(
         await engine.add_lora(LoRARequest("style", 0, str(save_adapter(tmp_path / "style", story_model, 1))))
         await engine.sleep(1)
 
-    folders = [tmp_path / "0", tmp_path / "1"]
-    for folder in folders:
-        folder.mkdir()
-    with start_engine(folders[0]) as first, start_engine(folders[1]) as second:
-        first.wait()
-        second.wait()
-        asyncio.run(main([first, second]))
+    run_over_two(start_engine, tmp_path, main)
 
 
 def test_who_misses_a_part_of_an_update_gets_all_of_it_afterwards(
@@ -382,12 +391,7 @@ def test_who_misses_a_part_of_an_update_gets_all_of_it_afterwards(
                 await up(engine)
                 assert await weights_of(again) == await weights_of(second) == report
 
-    for folder in ("0", "1"):
-        (tmp_path / folder).mkdir()
-    with start_engine(tmp_path / "0") as first, start_engine(tmp_path / "1") as second:
-        first.wait()
-        second.wait()
-        asyncio.run(main(first, second))
+    run_over_two(start_engine, tmp_path, main)
 
 
 def test_a_checkpoint_that_all_read_again_is_read_again_by_one_that_comes_back(
@@ -420,12 +424,7 @@ def test_a_checkpoint_that_all_read_again_is_read_again_by_one_that_comes_back(
                 assert (await last_of(engine.generate(prompt, GREEDY))).outputs[0].token_ids == expected
                 assert (await engine.weights()).version == 1
 
-    for folder in ("0", "1"):
-        (tmp_path / folder).mkdir()
-    with start_engine(tmp_path / "0") as first, start_engine(tmp_path / "1") as second:
-        first.wait()
-        second.wait()
-        asyncio.run(main(first, second))
+    run_over_two(start_engine, tmp_path, main)
 
 
 def test_a_replica_that_does_not_answer_gets_no_requests_until_it_does(
