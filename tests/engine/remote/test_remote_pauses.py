@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -41,7 +42,8 @@ def test_a_whole_round(with_remote: Callable[[Callable[[RemoteEngine], Awaitable
         assert [output.outputs[0].token_ids async for output in held][-1] == before
         with pytest.raises(RequestError, match="pause mode 'stop'"):
             await client.pause("stop")  # type: ignore[arg-type]
-        ended = await client.submit("Once upon a time", SamplingParams(temperature=0, max_tokens=200, ignore_eos=True))
+        ended = await client.submit("Once upon a time", replace(GREEDY, extra={"held": "begun"}))
+        await anext(aiter(ended))
         await client.pause("abort")
         assert [output.outputs[0].finish_reason async for output in ended][-1] == "abort"
         await client.resume()
