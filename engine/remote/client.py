@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mappi
 from dataclasses import asdict, replace
 from typing import Any, Self
 
+import msgspec
+
 from dovetail.contracts.engine_client import EngineFacts, RequestPlan, RequestReports
 from dovetail.contracts.errors import QueueFull, RequestError, WorkerError
 from dovetail.contracts.lora import LoadedLoRA, LoRARequest
@@ -26,7 +28,7 @@ from dovetail.engine.client_text import ClientText
 from dovetail.engine.input_processor import InputProcessor, ProcessedInput
 from dovetail.engine.kv.pool import PrefixCacheReset
 from dovetail.engine.output_processor import OutputProcessor
-from dovetail.engine.output_stream import OutputReader, OutputStream
+from dovetail.engine.output_stream import OutputReader
 from dovetail.engine.pooling.outputs import PoolingRequestOutput
 from dovetail.engine.pooling.params import as_task, check_sampling
 from dovetail.engine.remote.answer_watch import HEALTH_S, AnswerWatch
@@ -37,20 +39,22 @@ from dovetail.engine.remote.messages import (
     Ask,
     CacheChanges,
     Call,
+    Ended,
     EngineOrigin,
     Explain,
     Explained,
     Message,
     Refused,
     Reply,
-    Stop,
     Update,
+    WeightChange,
+    WeightsChanged,
     Welcome,
     cache_events,
     decode_to_client,
-    error_of,
     submit_message,
 )
+from dovetail.engine.remote.open_requests import OpenRequests
 from dovetail.engine.remote.pending_calls import PendingCalls
 from dovetail.engine.remote.prefix_facts import PrefixFacts
 from dovetail.engine.request_fields import check_order, check_request_id, check_salt, check_user
@@ -68,17 +72,16 @@ class RemoteEngine:
         self._ids = itertools.count()
         self._welcome: Welcome | None = None
         self._text: ClientText | None = None
-        self._outputs = OutputProcessor(None)
-        self._submitted: dict[str, tuple[ProcessedInput, OutputStream, asyncio.Future[None]]] = {}
-        """By request id, what the engine has not answered yet."""
-        self._streams: dict[str, OutputStream] = {}
-        """By request id, of requests that the engine has."""
-        self._kv_usage = 0.0
+        self._requests = OpenRequests(self._connection)
+        self.weight_changes: list[WeightChange] = []
+        """What led to the weights of the last engine whose weights had changed; empty where that is not known."""
+        self.prefix: PrefixFacts | None = None
+        """What the hashes of prompts' blocks follow from; None before `follow_cache`."""
         self._calls = PendingCalls(self._connection.send)
         self._follow: Callable[[list[CacheEvent]], None] = lambda events: None
         self._replies: asyncio.Task[None] | None = None
         self._answers = AnswerWatch(
-            lambda: bool(self._submitted or self._streams or self._calls.num_pending),
+            lambda: self._requests.are_any or self._calls.num_pending > 0,
             self.check_health,
             lambda: self.is_running,
             self._note_silence,
@@ -129,7 +132,7 @@ class RemoteEngine:
     @property
     def kv_usage(self) -> float:
         """Share of the KV blocks in use, 0 to 1, as the last step that concerned this client reported it."""
-        return self._kv_usage
+        return self._requests.kv_usage
 
     async def wait_until_running(self) -> None:
         """Returns once there is an engine."""
@@ -187,8 +190,7 @@ class RemoteEngine:
         self._running()
         request_id = request_id if request_id is not None else f"{self._connection.client_name}-{next(self._ids)}"
         check_request_id(request_id)
-        if request_id in self._streams or request_id in self._submitted:
-            raise RequestError(f"request id {request_id!r} is in use")
+        self._requests.check_new(request_id)
         arrival = time.monotonic()
         check_order(priority, arrival)
         check_salt(cache_salt)
@@ -203,24 +205,8 @@ class RemoteEngine:
             trace_headers=trace_headers,
             user=user,
         )
-        try:
-            self._connection.send(message)
-        except (OverflowError, TypeError, RecursionError) as error:
-            raise RequestError(
-                f"the request cannot be sent to the engine: {error}; extra and processors hold plain data, with"
-                " integers of 64 bits at most"
-            ) from None
-        loop = asyncio.get_running_loop()
-        stream = OutputStream(request_id, loop)
-        answered: asyncio.Future[None] = loop.create_future()
-        self._submitted[request_id] = processed, stream, answered
         self._answers.start()
-        try:
-            await answered
-        except asyncio.CancelledError:
-            self._abandon(stream)
-            raise
-        return OutputReader(stream, self._abandon)
+        return await self._requests.submit(message, processed)
 
     async def generate(
         self,
@@ -393,12 +379,18 @@ class RemoteEngine:
         """See `EngineClient.weights`."""
         return WeightsReport(**await self.call("weights"))
 
+    async def repeat_weight_change(self, change: WeightChange) -> WeightsReport:
+        """Changes the weights as those of another engine were changed; returns those that the engine has then."""
+        plain = msgspec.to_builtins(change)
+        return WeightsReport(**await self.call("repeat_weight_change", change=plain))
+
     async def follow_cache(self, follow: Callable[[list[CacheEvent]], None]) -> PrefixFacts:
         """Has `follow` called with what changes in the engine's prefix cache, hashes alone: first with all that it has,
         behind `AllBlocksCleared`, and before the outputs of the step that changed it. Ends with the engine: ask the
         next one again."""
         self._follow = follow
-        return PrefixFacts.of(await self.call("follow_cache"))
+        self.prefix = PrefixFacts.of(await self.call("follow_cache"))
+        return self.prefix
 
     async def check_health(self) -> None:
         """See `EngineClient.check_health`."""
@@ -409,9 +401,7 @@ class RemoteEngine:
         return PrefixCacheReset(**await self.call("reset_prefix_cache"))
 
     async def call(self, name: str, **arguments: Any) -> Any:
-        """What the engine's method `name` returns, as plain data; it runs between two steps. One of
-        cache_statistics, reset_prefix_cache, sleep, wake_up, is_sleeping, regions, pause, is_paused, hold, resume,
-        start_lora, remove_lora, list_loras, pin_lora, unpin_lora, those of weight updates and weights."""
+        """What the call `name` of `EngineServer` returns, as plain data; it runs between two steps of the engine."""
         self._running()
         self._answers.start()
         return await self._calls.answer(lambda call_id: Call(call_id, name, arguments))
@@ -426,7 +416,7 @@ class RemoteEngine:
         if self._replies is not None:
             self._replies.cancel()
             await asyncio.gather(self._replies, return_exceptions=True)
-        self._lose_all(WorkerError("the client of the engine is closed"))
+        self._fail_all(WorkerError("the client of the engine is closed"))
         if self._text is not None:
             self._text.close()
         self._connection.close()
@@ -440,8 +430,7 @@ class RemoteEngine:
     def _running(self) -> ClientText:
         if self._is_closed:
             raise WorkerError("the client of the engine is closed")
-        if not self._connection.up.is_set():
-            raise WorkerError("no engine is running: this client waits for the next one at its address")
+        self._connection.check_up()
         return self._known_text()
 
     def _check_queue(self) -> None:
@@ -450,7 +439,7 @@ class RemoteEngine:
         if self._answers.is_stuck:
             raise WorkerError(f"the engine has not answered for {HEALTH_S:g} seconds")
         limit = self._welcome.max_num_waiting
-        if limit is not None and len(self._submitted) >= limit:
+        if limit is not None and self._requests.num_submitted >= limit:
             raise QueueFull(
                 f"{limit} requests wait for the engine's answer already (server.max_num_waiting): send this one again"
                 " later",
@@ -472,15 +461,13 @@ class RemoteEngine:
     def _note_silence(self, error: WorkerError | None) -> None:
         """The engine does not answer: requests that wait for its answer are given up. None: it answers again."""
         if error is not None:
-            submitted, self._submitted = self._submitted, {}
-            _fail(submitted, error)
+            self._requests.fail_submitted(error)
         if self._listener is not None:
             self._listener.engine_silent(error)
 
     def _lost(self) -> None:
         self._answers.note_end()
-        self._kv_usage = 0.0
-        self._lose_all(WorkerError("the engine's process ended while the request was under way"))
+        self._fail_all(self._connection.loss())
         if self._listener is not None:
             self._listener.engine_lost()
 
@@ -493,108 +480,42 @@ class RemoteEngine:
                 self._calls.resolve(message.call_id, message.value, message.failure)
             elif isinstance(message, Explained):
                 self._calls.resolve(message.call_id, message.reports, message.failure)
+            elif isinstance(message, WeightsChanged):
+                self.weight_changes = [*self.weight_changes[: message.num_before], *message.changes]
+                if self.prefix is not None:
+                    self.prefix = replace(self.prefix, pages_digest=bytes.fromhex(message.pages))
+            elif isinstance(message, Ended):
+                self._connection.note_end(message.failure.message)
 
     async def _meet(self, welcome: Welcome) -> None:
         """Another engine, or the first."""
-        if self._text is not None:
-            self._text.close()
         form, events = welcome.tokenizer, self._connection.num_events
         # Building a large vocabulary takes a while, and streams of other engines may run on this loop.
         tokenizer = await asyncio.to_thread(tokenizer_from_form, form) if form is not None else None
         if events != self._connection.num_events:
             return  # that engine is gone meanwhile; the next one sends its own
         self._welcome = welcome
-        self._text = ClientText(InputProcessor(welcome.facts, tokenizer), tokenizer)
-        self._outputs = OutputProcessor(tokenizer, welcome.facts.kv_transfer_params)
+        previous, self._text = self._text, ClientText(InputProcessor(welcome.facts, tokenizer), tokenizer)
+        if previous is not None:
+            previous.close()
+        self._requests.engine_came(OutputProcessor(tokenizer, welcome.facts.kv_transfer_params))
         self._connection.note_up()
         if self._listener is not None:
             self._listener.engine_came()
 
     def _take_update(self, data: bytes) -> None:
         try:
-            self._take(decode_to_client(data))
+            message = decode_to_client(data)
+            if isinstance(message, CacheChanges):
+                self._follow(cache_events(message))
+            elif isinstance(message, Accepted | Refused | Update):
+                self._requests.take(message)
         except Exception as error:
             # What an update would have changed is unknown now: none of these requests can go on.
             logger.exception("the client of the engine failed")
-            self._give_up(RequestError(f"the client of the engine failed: {error!r}; its log says where"))
+            self._requests.give_up(RequestError(f"the client of the engine failed: {error!r}; its log says where"))
 
-    def _take(self, message: Message) -> None:
-        if isinstance(message, Update):
-            self._kv_usage = message.kv_usage
-            outputs, stops = self._outputs.process(message.update)
-            if stops:
-                self._connection.send(Stop(stops))
-            for output in outputs:
-                stream = self._streams.get(output.request_id)
-                if stream is not None:
-                    stream.push(output)
-                    if output.finished:
-                        del self._streams[output.request_id]
-        elif isinstance(message, CacheChanges):
-            self._follow(cache_events(message))
-        elif isinstance(message, Accepted):
-            self._accept(message)
-        elif isinstance(message, Refused):
-            self._refuse(message)
-
-    def _accept(self, message: Accepted) -> None:
-        if message.request_id not in self._submitted:
-            self._connection.send(Abort([message.request_id]))  # given up before the engine answered
-            return
-        processed, stream, answered = self._submitted.pop(message.request_id)
-        self._outputs.add(
-            message.request_id,
-            processed,
-            message.seq_ids,
-            message.metrics,
-            message.weight_version,
-            message.weight_checksum,
-        )
-        self._streams[message.request_id] = stream
-        if not answered.done():
-            answered.set_result(None)
-
-    def _refuse(self, message: Refused) -> None:
-        error = error_of(message.failure)
-        if message.request_id in self._submitted:
-            _, _, answered = self._submitted.pop(message.request_id)
-            if not answered.done():
-                answered.set_exception(error)
-        elif message.request_id in self._streams:
-            self._outputs.drop(message.request_id)
-            self._streams.pop(message.request_id).push(error)
-
-    def _abandon(self, stream: OutputStream) -> None:
-        """Nobody reads the stream any more: its request is aborted."""
-        self._submitted.pop(stream.request_id, None)
-        if self._streams.get(stream.request_id) is stream:
-            del self._streams[stream.request_id]
-            self._outputs.drop(stream.request_id)
-            if self.is_running:
-                self._connection.send(Abort([stream.request_id]))
-
-    def _give_up(self, error: RequestError) -> None:
-        """Ends the requests that the engine has of this client, there too. Those that it has not answered go on."""
-        self._connection.send(Abort(self._fail_streams(error)))
-
-    def _fail_streams(self, error: Exception) -> list[str]:
-        """Ends the streams of requests that the engine has; returns the requests' ids."""
-        self._outputs.clear()
-        streams, self._streams = self._streams, {}
-        for stream in streams.values():
-            stream.push(error)
-        return list(streams)
-
-    def _lose_all(self, error: WorkerError) -> None:
+    def _fail_all(self, error: WorkerError) -> None:
         """Ends everything that waits for the engine."""
-        self._fail_streams(error)
-        submitted, self._submitted = self._submitted, {}
-        _fail(submitted, error)
+        self._requests.fail_all(error)
         self._calls.fail(error)
-
-
-def _fail(submitted: Mapping[str, tuple[ProcessedInput, OutputStream, asyncio.Future[None]]], error: Exception) -> None:
-    """Requests that the engine has not answered."""
-    for _, _, answered in submitted.values():
-        if not answered.done():
-            answered.set_exception(error)

@@ -16,6 +16,8 @@ from dovetail.contracts.errors import WorkerError
 from dovetail.engine.remote.messages import Hello, Message, encode
 from dovetail.engine.remote.turns import read_in_turns
 
+_LAST_TURNS = 100
+"""Of the event loop, for what an engine said before it ended."""
 _EVENTS = zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
 
 
@@ -46,6 +48,8 @@ class Connection:
         self.down.set()
         self.settled = asyncio.Event()
         """Set once an engine answered, or nothing listened at the address."""
+        self._last_end: str | None = None
+        """Why the last engine ended, where it said so."""
         self._context = zmq.asyncio.Context()
         self._to_engine = self._context.socket(zmq.DEALER)
         self._to_engine.set(zmq.LINGER, 0)
@@ -81,9 +85,25 @@ class Connection:
 
     def note_up(self) -> None:
         """The engine answered the greeting."""
+        self._last_end = None
         self.down.clear()
         self.up.set()
         self.settled.set()
+
+    def note_end(self, reason: str) -> None:
+        """The engine said why it ends."""
+        self._last_end = reason
+
+    def check_up(self) -> None:
+        """Raises `WorkerError` where no engine is there."""
+        if not self.up.is_set():
+            why = "" if self._last_end is None else f"; the last one ended: {self._last_end}"
+            raise WorkerError(f"no engine is running: this client waits for the next one at its address{why}")
+
+    def loss(self) -> WorkerError:
+        """What becomes of requests that were under way when the engine ended."""
+        why = "" if self._last_end is None else f": {self._last_end}"
+        return WorkerError(f"the engine's process ended while the request was under way{why}")
 
     async def stop_reading(self) -> None:
         """Ends the tasks."""
@@ -112,6 +132,14 @@ class Connection:
             if event == zmq.EVENT_CONNECTED:
                 self.send(Hello(self._my_address))
             else:
+                await self._let_replies_be_read()
                 self.up.clear()
                 self.down.set()
                 lost()
+
+    async def _let_replies_be_read(self) -> None:
+        """What the engine said last is here already, and another task reads it; but that one may be at work."""
+        for _ in range(_LAST_TURNS):
+            if not int(self._to_engine.get(zmq.EVENTS)) & zmq.POLLIN:
+                return
+            await asyncio.sleep(0)

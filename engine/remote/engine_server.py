@@ -25,18 +25,21 @@ from dovetail.engine.remote.messages import (
     Abort,
     Accepted,
     Call,
+    Ended,
     EngineOrigin,
     Refused,
     Reply,
     Stop,
     Submit,
     Update,
+    WeightsChanged,
     Welcome,
     encode,
     failure_of,
     processed_input,
 )
 from dovetail.engine.remote.outbox import Outbox
+from dovetail.engine.remote.weight_history import WeightHistory
 from dovetail.engine.step_update import StepUpdate
 from dovetail.engine.token_engine import KEPT_REQUESTS, TokenEngine
 
@@ -79,11 +82,14 @@ class EngineServer:
         self._followers = CacheFollowers(engine.kv_events, engine.facts.block_size)
         self._io = IOThread(self._context, address, welcome, self._answers(), engine.explain_request, self)
         self._reply = self._io.reply_socket()
+        self._history = history = WeightHistory(
+            engine.weight_updates, engine.sleeping, engine.regions, self._tell_weights
+        )
         self._calls: dict[str, Callable[..., Any]] = {
             "cache_statistics": engine.cache_statistics,
             "reset_prefix_cache": engine.reset_prefix_cache,
             "sleep": engine.sleeping.sleep,
-            "wake_up": engine.sleeping.wake_up,
+            "wake_up": history.wake_up,
             "is_sleeping": engine.is_sleeping,
             "regions": lambda: list(engine.regions.statuses),
             "hold": engine.hold,
@@ -98,15 +104,16 @@ class EngineServer:
             "pin_lora": engine.pin_lora,
             "unpin_lora": engine.unpin_lora,
             "init_weight_transfer_engine": engine.weight_updates.init_weight_transfer_engine,
-            "start_weight_update": engine.weight_updates.start_weight_update,
-            "update_weights": engine.weight_updates.update_weights,
-            "finish_weight_update": engine.weight_updates.finish_weight_update,
+            "start_weight_update": history.start_weight_update,
+            "update_weights": history.update_weights,
+            "finish_weight_update": history.finish_weight_update,
+            "repeat_weight_change": history.repeat,
             "abort_weight_update": engine.weight_updates.abort_weight_update,
             "weights": lambda: engine.weight_updates.report,
         }
 
     def run(self) -> None:
-        """Returns after `stop`. Raises `WorkerError` where a worker died."""
+        """Returns after `stop`. Raises `WorkerError` where a worker died; clients hear of it."""
         self._io.start()
         try:
             while self._wait_for_work():
@@ -120,6 +127,10 @@ class EngineServer:
                     if outbox.is_behind:
                         outbox.flush()
                 self._turn_began = None
+        except WorkerError as error:
+            for client in self._outboxes:
+                self._send(client, Ended(failure_of(error)))
+            raise
         finally:
             self._close()
 
@@ -132,7 +143,7 @@ class EngineServer:
 
     def client_came(self, client: bytes, outbox: Outbox) -> None:
         """See `Receiver`."""
-        self._do(partial(self._outboxes.__setitem__, client, outbox))
+        self._do(partial(self._meet, client, outbox))
 
     def client_said(self, client: bytes, message: Submit | Stop | Abort | Call) -> None:
         """See `Receiver`."""
@@ -205,6 +216,25 @@ class EngineServer:
 
     def _publish_cache(self) -> None:
         self._followers.publish(self._outboxes)
+
+    def _meet(self, client: bytes, outbox: Outbox) -> None:
+        self._outboxes[client] = outbox
+        if self._engine.weight_updates.report.version > 0:
+            self._send(client, self._weights_changed(0))
+
+    def _tell_weights(self) -> None:
+        """They have changed."""
+        message = self._weights_changed(max(0, len(self._history.changes) - 1))
+        for client in self._outboxes:
+            self._send(client, message)
+
+    def _weights_changed(self, num_before: int) -> WeightsChanged:
+        pages = self._engine.weight_updates.pages.digest.hex()
+        return WeightsChanged(num_before, self._history.changes[num_before:], pages)
+
+    def _send(self, client: bytes, message: Reply | WeightsChanged | Ended) -> None:
+        """By the I/O thread, in order."""
+        self._reply.send_multipart([client, encode(message)])
 
     def _submit(self, client: bytes, message: Submit) -> None:
         if client not in self._outboxes:
@@ -279,7 +309,7 @@ class EngineServer:
             if not isinstance(error, DovetailError):
                 logger.exception("call of %s failed", message.name)
             reply = Reply(message.call_id, None, failure_of(error))
-        self._reply.send_multipart([client, encode(reply)])
+        self._send(client, reply)
 
     def _drop(self, client: bytes) -> None:
         """Nobody reads the client's requests any more."""

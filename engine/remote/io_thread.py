@@ -33,6 +33,8 @@ from dovetail.engine.remote.outbox import Outbox
 logger = logging.getLogger(__name__)
 
 _WAKE = "inproc://dovetail-replies"
+_LINGER_MS = 500
+"""So long the process stays for clients that have not read its last messages, such as why it ends."""
 
 
 class Receiver(Protocol):
@@ -100,7 +102,7 @@ class IOThread:
         finally:
             for monitor in self._monitors:
                 monitor.close()
-            self._router.close()
+            self._router.close(_LINGER_MS)
             self._replies.close()
 
     def _turn(self) -> bool:

@@ -26,7 +26,7 @@ from dovetail.contracts.pausing import EngineConflict
 from dovetail.contracts.pooling_params import PoolingParams
 from dovetail.contracts.router import AllBlocksCleared, BlocksRemoved, BlocksStored, CacheEvent
 from dovetail.contracts.sampling import SamplingParams
-from dovetail.contracts.weight_transport import WeightUpdateConflict
+from dovetail.contracts.weight_transport import WeightsReport, WeightUpdateConflict
 from dovetail.engine.input_processor import ProcessedInput
 from dovetail.engine.step_update import StepUpdate, TextStop
 from dovetail.engine.tokenization.form import TokenizerForm
@@ -104,7 +104,8 @@ class Explain(Message):
     request_id: str
 
 
-# To clients: `Welcome`, `Reply` and `Explained` from the ROUTER socket, the others from the client's PUSH socket.
+# To clients: `Welcome`, `Reply`, `Explained`, `WeightsChanged` and `Ended` from the ROUTER socket, the others from the
+# client's PUSH socket.
 
 
 class EngineOrigin(msgspec.Struct, array_like=True):
@@ -178,6 +179,36 @@ class Update(Message):
     """Share of the KV blocks that requests hold, 0 to 1."""
 
 
+class WeightChange(msgspec.Struct, array_like=True):
+    """What replaced weights of an engine: an update, or the checkpoint as it was then."""
+
+    report: WeightsReport
+    """The weights that the engine had afterwards."""
+    is_partial: bool = False
+    buckets: list[tuple[dict[str, Any], str | None]] = []
+    """Of an update: `update_info` and the drafter's label of each."""
+    reads_checkpoint: bool = False
+    """The checkpoint was read again, behind a sleep that discarded the weights."""
+
+
+class WeightsChanged(Message):
+    """The weights of the engine are others than those that it started with; once for a client that comes, and again
+    after each change, before the answer to the call that made it."""
+
+    num_before: int
+    """So many of the changes that the client knows still lead to the weights, the first ones."""
+    changes: list[WeightChange]
+    """Those that follow. Empty, with `num_before` 0: how to get there is not known."""
+    pages: str
+    """What KV pages follow from now: `PagesIdentity.digest`, in hexadecimal."""
+
+
+class Ended(Message):
+    """The engine ends, and why: the last message of its ROUTER socket. One that was killed does not send it."""
+
+    failure: Failure
+
+
 class Stored(msgspec.Struct, array_like=True, tag=True):
     """`BlocksStored`, hashes alone."""
 
@@ -205,7 +236,7 @@ class CacheChanges(Message):
 
 
 ToEngine = Hello | Submit | Stop | Abort | Call | Ask | Explain
-ToClient = Welcome | Reply | Explained | Accepted | Refused | Update | CacheChanges
+ToClient = Welcome | Reply | Explained | Accepted | Refused | Update | CacheChanges | WeightsChanged | Ended
 
 _ERRORS: dict[str, type[DovetailError]] = {
     cls.__name__: cls

@@ -25,7 +25,6 @@ from dovetail.contracts.weight_transport import WeightsReport
 from dovetail.engine.input_processor import ProcessedInput
 from dovetail.engine.kv.pool import PrefixCacheReset
 from dovetail.engine.remote.client import RemoteEngine
-from dovetail.engine.remote.prefix_facts import PrefixFacts
 from dovetail.engine.replicas.asking import ask
 from dovetail.engine.replicas.exposition import labelled
 from dovetail.engine.replicas.fleet import Fleet
@@ -59,8 +58,6 @@ class ReplicatedEngine:
         self._name = uuid.uuid4().hex[:12]
         self._ids = itertools.count()
         self._updates = ReplicatedUpdates(fleet)
-        self._prefix: PrefixFacts | None = None
-        """What the hashes of prompts' blocks follow from; None where the router does not follow blocks."""
         self._digests: dict[str, str] = {}
         """Of adapters, by name."""
         self._pages: dict[Replica, Exposition] = {}
@@ -94,7 +91,8 @@ class ReplicatedEngine:
     async def replica_admitted(self, replica: Replica) -> None:
         """See `FleetListener`."""
         self._routing.came_up(replica.index)  # before its blocks are reported: those of a lost replica are passed over
-        await self._follow_cache(replica)
+        if self._routing.follows_blocks:
+            await replica.engine.follow_cache(partial(self._routing.cache_changed, replica.index))
 
     def replica_lost(self, replica: Replica) -> None:
         """See `FleetListener`."""
@@ -259,8 +257,6 @@ class ReplicatedEngine:
         await self._fleet.on_all(
             lambda engine: engine.wake_up(tags, new_weights=new_weights, for_update=for_update),
         )
-        if new_weights:
-            await self._fleet.to_the_end(self._fleet.note_reading())
 
     async def regions(self) -> tuple[RegionStatus, ...]:
         """See `EngineClient.regions`; of each replica, in their order."""
@@ -349,16 +345,10 @@ class ReplicatedEngine:
         admitted = self._fleet.admitted
         return admitted[0].engine if admitted else self._fleet.known.engine
 
-    async def _follow_cache(self, replica: Replica) -> None:
-        """The router hears what a replica's prefix cache has, from now on; one that does not follow blocks does not."""
-        if self._routing.follows_blocks:
-            report = partial(self._routing.cache_changed, replica.index)
-            self._prefix = await replica.engine.follow_cache(report)
-
     def _hashes(self, processed: ProcessedInput, cache_salt: str | None) -> tuple[bytes, ...]:
         """Of the prompt's full blocks; none where the router does not ask, or the prefix cache is not used."""
         params, lora = processed.params, processed.lora_request
-        facts = self._prefix
+        facts = self._known.prefix
         if facts is None or not self.facts.prefix_caching or processed.needs_every_state:
             return ()
         if params.prompt_logprobs is not None or (lora is not None and lora.lora_name not in self._digests):

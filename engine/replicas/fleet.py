@@ -13,8 +13,8 @@ from dovetail.contracts.errors import DovetailError, WorkerError
 from dovetail.contracts.weight_transport import WeightsReport
 from dovetail.engine.remote.answer_watch import HEALTH_S
 from dovetail.engine.remote.client import RemoteEngine
+from dovetail.engine.remote.messages import WeightChange
 from dovetail.engine.replicas.asking import Answers, Do, answered, answers_of, ask, begin
-from dovetail.engine.replicas.journal import WeightJournal
 from dovetail.engine.replicas.replica import EngineEvents, Replica
 from dovetail.engine.replicas.state import EngineState, bring_to, difference, state_of
 
@@ -48,7 +48,6 @@ class Fleet:
         self.replicas = [Replica(index) for index in range(len(addresses))]
         for replica, address in zip(self.replicas, addresses, strict=True):
             replica.engine = RemoteEngine.open(address, EngineEvents(replica, self))
-        self.journal = WeightJournal()
         self._listener: FleetListener | None = None
         """None until `start`."""
         self._state: EngineState | None = None
@@ -135,26 +134,12 @@ class Fleet:
             raise WorkerError(f"no replica can be updated: {self.troubles()}")
         return found
 
-    async def note_reading(self) -> None:
-        """All have read the checkpoint again, so that their blocks have other names."""
-        assert self._listener is not None
-        async with self.control:
-            self._state = await self._observe()
-            self.journal.read_again(self._state.weights)
-            for replica in self.admitted:
-                with suppress(WorkerError):  # it died, or fell silent: it is admitted anew
-                    await answered(replica, self._listener.replica_admitted(replica))
-
     async def note_weights(self, report: WeightsReport, replicas: Sequence[Replica]) -> None:
         """These have new weights; all others take no requests before they have them. For those that hold `control`."""
-        assert self._listener is not None
         for replica in self.replicas:
             if replica not in replicas and replica.is_admitted:
                 self.bar(replica, f"it has not got the weights of version {report.version}")
         self._state = await answered(replicas[0], state_of(replicas[0].engine))
-        for replica in replicas:
-            if replica.is_admitted:
-                await answered(replica, self._listener.replica_admitted(replica))
         self.look_again()
 
     @property
@@ -261,9 +246,28 @@ class Fleet:
             self._state = await answered(other, state_of(other.engine))
         if self._state is None:
             self._state = await state_of(engine)
-        if await engine.weights() != self._state.weights and self.journal.leads_to(self._state.weights):
-            await self.journal.replay(engine)
+        if other is None:
+            self._state = self._with_newest_weights(self._state)
+        await self._bring_weights(engine, self._state.weights)
         return await bring_to(engine, self._state)
+
+    def _with_newest_weights(self, state: EngineState) -> EngineState:
+        """Another client may have updated the weights of the others since this one asked for their state."""
+        reports = [
+            replica.engine.weight_changes[-1].report for replica in self.replicas if replica.engine.weight_changes
+        ]
+        return replace(state, weights=max([state.weights, *reports], key=lambda report: report.version))
+
+    async def _bring_weights(self, engine: RemoteEngine, wanted: WeightsReport) -> None:
+        """As far as some engine has said how it came to these weights. Raises what the engine raises, `WorkerError`
+        where other tensors come than came to the others."""
+        if await engine.weights() == wanted:
+            return
+        for changes in [replica.engine.weight_changes for replica in self.replicas]:
+            if changes and changes[-1].report == wanted:
+                for change in changes:
+                    await _repeat(engine, change)
+                return
 
     # How all change.
 
@@ -337,3 +341,12 @@ class Fleet:
         for replica in replicas:
             if replica.is_admitted and not replica.is_reachable:
                 replica.barrier = _MISSED
+
+
+async def _repeat(engine: RemoteEngine, change: WeightChange) -> None:
+    wanted, found = change.report, await engine.repeat_weight_change(change)
+    if found.version == wanted.version and found != wanted:
+        raise WorkerError(
+            f"the tensors of weight version {found.version} are not those that the others received"
+            f" ({found.checksum} and {wanted.checksum}): send all replicas the weights again"
+        )

@@ -43,7 +43,7 @@ class ReplicatedUpdates:
 
     async def abort(self) -> None:
         """See `EngineClient.abort_weight_update`."""
-        self._forget()
+        self._replicas = {}
         await self._fleet.to_the_end(self._ask(self._fleet.to_update(), RemoteEngine.abort_weight_update))
 
     async def _start(self, is_checkpoint_format: bool, weight_version: int | None, partial: bool) -> int:
@@ -60,7 +60,6 @@ class ReplicatedUpdates:
                 await ask(answers.done, RemoteEngine.abort_weight_update)
                 raise answers.error()
             self._replicas = _with_starts(answers.done)
-            self._fleet.journal.start(partial)
         return weight_version
 
     async def _receive(self, update_info: Mapping[str, Any], drafter: str | None) -> None:
@@ -68,25 +67,23 @@ class ReplicatedUpdates:
             receive = _receive(update_info, drafter)
             answers = await self._fleet.ask_to_change(self._taking_part(), receive)
             if answers.failed and answers.done:
-                self._forget()
+                self._replicas = {}
                 await ask(self._fleet.to_update(), RemoteEngine.abort_weight_update)
             if answers.failed or not answers.done:
                 raise answers.error()
             if self._replicas:
                 self._replicas = _with_starts(answers.done)
-            self._fleet.journal.receive(update_info, drafter)
 
     async def _finish(self) -> WeightsReport:
         async with self._fleet.control:
             answers = await self._fleet.ask_to_change(self._taking_part(), RemoteEngine.finish_weight_update)
             if not answers.done:
                 if answers.gone:
-                    self._forget()
+                    self._replicas = {}
                 raise answers.error()
             # What those have that took requests is right: another may have begun from other weights.
             admitted = [found for replica, found in answers.done.items() if replica.is_admitted]
             report: WeightsReport = (admitted or [answers.first])[0]
-            self._fleet.journal.finish(report)
             self._replicas = {}
             same = [replica for replica, found in answers.done.items() if found == report]
             await self._fleet.note_weights(report, same)
@@ -106,10 +103,6 @@ class ReplicatedUpdates:
         if not self._replicas:
             return self._fleet.to_update()
         return [replica for replica, start in self._replicas.items() if replica.engine.origin.started == start]
-
-    def _forget(self) -> None:
-        self._replicas = {}
-        self._fleet.journal.abort()
 
 
 def _with_starts(replicas: Iterable[Replica]) -> dict[Replica, float]:

@@ -92,11 +92,12 @@ def test_refusals_arrive_as_what_they_are(with_client: WithClient, adapter: LoRA
 
 def test_an_adapter_in_use_is_not_unloaded(with_client: WithClient, adapter: LoRARequest) -> None:
     async def main(client: EngineClient) -> None:
-        params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
-        stream = await client.submit(PROMPT, params, lora_request=adapter)
+        await client.pause("keep")
+        stream = await client.submit(PROMPT, GREEDY, lora_request=adapter)
         with pytest.raises(AdapterConflict, match="'pirate' is used by 1 request"):
             await client.remove_lora("pirate")
         stream.close()
+        await client.resume()
 
     with_client(main)
 

@@ -352,6 +352,29 @@ def test_an_idle_engine_ends_with_a_worker(
     assert re.search(r"the engine ends: worker rank \d \(pid \d+\) was killed by SIGKILL", capfd.readouterr().err)
 
 
+def test_clients_hear_which_worker_ended_the_engine(start_engine: Callable[..., EngineProcess]) -> None:
+    killed = r"worker rank 1 \(pid \d+\) was killed by SIGKILL"
+
+    async def main(process: EngineProcess) -> None:
+        async with (
+            await RemoteEngine.connect(process.address, 60) as one,
+            await RemoteEngine.connect(process.address, 60) as other,
+        ):
+            stream = await one.submit(PROMPT, BEGUN)
+            await anext(aiter(stream))
+            psutil.Process(process.pid).children()[1].kill()
+            with pytest.raises(WorkerError, match=f"ended while the request was under way: {killed}"):
+                await anext(aiter(stream))
+            for engine in (one, other):
+                await asyncio.wait_for(engine.wait_until_down(), 60)
+                with pytest.raises(WorkerError, match=f"no engine is running: .*; the last one ended: {killed}"):
+                    await engine.submit(PROMPT)
+
+    with start_engine(executor={"name": "multiproc", "tensor_parallel": 2, "threads": 1}) as process:
+        process.wait()
+        asyncio.run(main(process))
+
+
 def test_an_engine_that_stands_still_is_noticed_and_goes_on(
     engine_process: EngineProcess, with_remote: WithRemote, monkeypatch: pytest.MonkeyPatch
 ) -> None:

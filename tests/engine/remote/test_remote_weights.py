@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +20,7 @@ from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.weight_transport import WeightsReport, WeightUpdateConflict
 from dovetail.engine.remote.client import RemoteEngine
 from dovetail.engine.remote.engine_process import EngineProcess
+from dovetail.engine.remote.messages import WeightChange
 from tests.engine.remote.conftest import until_idle
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -93,3 +97,25 @@ def test_errors_are_those_of_the_engine(engine_process: EngineProcess, reversed_
             assert await engine.weights() == before
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_a_change_is_repeated_once_whoever_asks_and_however_deep_the_engine_sleeps(
+    level: int, with_remote: Callable[[Callable[[RemoteEngine], Awaitable[Any]]], Any], story_model: Path
+) -> None:
+    async def main(engine: RemoteEngine) -> None:
+        before = await engine.weights()
+        read = WeightChange(report=WeightsReport(version=before.version + 1, checksum=""), reads_checkpoint=True)
+        if level:
+            await engine.sleep(level)
+        found = await asyncio.gather(*(engine.repeat_weight_change(read) for _ in range(2)))
+        assert found == [read.report, read.report]
+        assert not await engine.is_sleeping()
+        own = await update(engine, story_model)
+        repeated = WeightChange(
+            report=WeightsReport(version=own.version + 1, checksum=""), buckets=engine.weight_changes[-1].buckets
+        )
+        assert await engine.repeat_weight_change(repeated) == replace(repeated.report, checksum=own.checksum)
+        assert await engine.repeat_weight_change(repeated) == await engine.weights()
+
+    with_remote(main)

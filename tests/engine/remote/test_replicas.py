@@ -8,6 +8,7 @@ import random
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -277,7 +278,7 @@ def test_requests_of_a_replica_that_dies_go_to_another_or_fail_by_name(
             return routers[-1]
 
         async with replicas(addresses, create) as engine:
-            begun = await engine.submit("x", SamplingParams(max_tokens=200, ignore_eos=True))
+            begun = await engine.submit("x", replace(GREEDY, extra={"held": "begun"}))
             outputs = aiter(begun)
             await anext(outputs)
             await engine.pause("keep")
@@ -423,6 +424,48 @@ def test_a_checkpoint_that_all_read_again_is_read_again_by_one_that_comes_back(
                 second.kill()
                 assert (await last_of(engine.generate(prompt, GREEDY))).outputs[0].token_ids == expected
                 assert (await engine.weights()).version == 1
+
+    run_over_two(start_engine, tmp_path, main)
+
+
+def test_a_client_knows_of_the_updates_that_another_made(
+    start_engine: Callable[..., EngineProcess], story_model: Path, tmp_path: Path
+) -> None:
+    """As two API processes do. Its router finds blocks of the new weights, and replicas that come back get these from
+    it, also where all were gone; where both clients are there, both give them."""
+    prompt = {"prompt_token_ids": [11, 22, 33, 44, 55, 66, 77] * 12}
+
+    async def main(first: EngineProcess, second: EngineProcess) -> None:
+        addresses = first.address, second.address
+        async with replicas(addresses, prefix_aware) as engine:
+            async with replicas(addresses, round_robin) as other:
+                await other.init_weight_transfer_engine()
+                await other.start_weight_update(weight_version=5)
+                await other.update_weights({"path": str(story_model)})
+                report = await other.finish_weight_update()
+                stream = await engine.submit(prompt, GREEDY)
+                assert await last_of(stream)
+                again = await engine.submit(prompt, GREEDY)
+                assert again.replica == stream.replica
+                assert (await last_of(again)).num_cached_tokens >= 80
+                first.kill()
+                while engine.states[0].is_up or other.states[0].is_up:
+                    await asyncio.sleep(0.01)
+                first.stop()
+                with start_engine(tmp_path / "0") as restarted:
+                    restarted.wait()
+                    while not (engine.states[0].is_up and other.states[0].is_up):
+                        await asyncio.sleep(0.01)
+                    async with await RemoteEngine.connect(restarted.address, 60) as own:
+                        assert await own.weights() == report
+                    second.kill()
+            while engine.is_running:
+                await asyncio.sleep(0.01)
+            with start_engine(tmp_path / "0") as last:
+                last.wait()
+                while not engine.states[0].is_up:
+                    await asyncio.sleep(0.01)
+                assert await engine.weights() == report
 
     run_over_two(start_engine, tmp_path, main)
 
