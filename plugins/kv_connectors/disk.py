@@ -13,6 +13,7 @@ from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.kv_connector import BlockStore, ConnectorSetup, KVConnector, StoreSetup
 from dovetail.contracts.plugin import PluginOptions
 from dovetail.plugins.kv_connectors.disk_folder import BlockFolder
+from dovetail.plugins.kv_connectors.sizes import most_bytes
 
 
 class DiskOptions(PluginOptions):
@@ -72,9 +73,9 @@ class Disk(KVConnector):
 
     @classmethod
     def open_store(cls, options: DiskOptions, setup: StoreSetup) -> BlockStore:
-        most_bytes = int(options.size_gib * 2**30)
+        size = most_bytes(options.size_gib, setup) * setup.num_ranks
         try:
-            folder = BlockFolder(options.path, setup.namespace, setup.rank, setup.num_ranks, most_bytes)
+            folder = BlockFolder(options.path, setup.namespace, setup.rank, setup.num_ranks, size)
         except OSError as error:
             raise ConfigError(
                 f"kv_connector.path {str(options.path)!r} cannot be used ({error}): name a folder that this user may"

@@ -10,6 +10,7 @@ from pydantic import Field
 from dovetail.contracts.kv_connector import BlockStore, ConnectorSetup, KVConnector, StoreSetup
 from dovetail.contracts.plugin import PluginOptions
 from dovetail.plugins.kv_connectors.recent_records import RecentRecords
+from dovetail.plugins.kv_connectors.sizes import most_bytes
 
 
 class HostOptions(PluginOptions):
@@ -51,7 +52,7 @@ class Host(KVConnector):
 
     @classmethod
     def open_store(cls, options: HostOptions, setup: StoreSetup) -> BlockStore:
-        return HostStore(RecentRecords(int(options.size_gib * 2**30) // setup.num_ranks))
+        return HostStore(RecentRecords(most_bytes(options.size_gib, setup)))
 
     def lookup(self, block_hashes: Sequence[bytes], transfer: Mapping[str, Any]) -> int:
         return next((i for i, one in enumerate(block_hashes) if one not in self._known), len(block_hashes))

@@ -15,6 +15,7 @@ from dovetail.contracts.kv_connector import BlockStore, ConnectorSetup, KVConnec
 from dovetail.contracts.plugin import PluginOptions
 from dovetail.plugins.kv_connectors.peer_socket import PeerConnection, RecordServer
 from dovetail.plugins.kv_connectors.recent_records import RecentRecords
+from dovetail.plugins.kv_connectors.sizes import most_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +89,7 @@ class PeerStore(BlockStore):
     def __init__(self, options: PeerOptions, setup: StoreSetup):
         self._options = options
         self._setup = setup
-        self._records = RecentRecords(int(options.size_gib * 2**30) // setup.num_ranks)
+        self._records = RecentRecords(most_bytes(options.size_gib, setup) if options.produces else 0)
         self._server = _serve(options, setup, self._records) if options.produces else None
         self._connections: dict[tuple[str, int], PeerConnection] = {}
         self._not_before: dict[tuple[str, int], float] = {}
