@@ -484,6 +484,8 @@ class RemoteEngine:
                 self.weight_changes = [*self.weight_changes[: message.num_before], *message.changes]
                 if self.prefix is not None:
                     self.prefix = replace(self.prefix, pages_digest=bytes.fromhex(message.pages))
+                if self._listener is not None:
+                    self._listener.engine_updated()
             elif isinstance(message, Ended):
                 self._connection.note_end(message.failure.message)
 

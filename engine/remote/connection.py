@@ -30,6 +30,9 @@ class EngineListener(Protocol):
     def engine_lost(self) -> None:
         """It ended. What waited for it has failed."""
 
+    def engine_updated(self) -> None:
+        """Its weights are others than before; or it has come, and they are others than those that it started with."""
+
     def engine_silent(self, error: WorkerError | None) -> None:
         """It is there and does not answer, again each time that it is asked; None: it answers again."""
 

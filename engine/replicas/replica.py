@@ -39,6 +39,12 @@ class Replica:
         return self.engine.is_running and not self.barrier
 
     @property
+    def weight_version(self) -> int:
+        """As far as it said how it came to its weights; 0: not."""
+        changes = self.engine.weight_changes
+        return changes[-1].report.version if changes else 0
+
+    @property
     def trouble(self) -> str:
         """For messages: why it takes no requests; empty: it does."""
         if not self.engine.is_running:
@@ -56,6 +62,9 @@ class ReplicaListener(Protocol):
 
     def replica_lost(self, replica: Replica) -> None:
         """It ended."""
+
+    def replica_updated(self, replica: Replica) -> None:
+        """It has other weights than before."""
 
     def replica_silent(self, replica: Replica, error: WorkerError | None) -> None:
         """It is there and does not answer; None: it answers again."""
@@ -75,6 +84,10 @@ class EngineEvents:
     def engine_lost(self) -> None:
         """See `EngineListener`."""
         self.listener.replica_lost(self.replica)
+
+    def engine_updated(self) -> None:
+        """See `EngineListener`."""
+        self.listener.replica_updated(self.replica)
 
     def engine_silent(self, error: WorkerError | None) -> None:
         """See `EngineListener`."""
