@@ -34,7 +34,7 @@ from dovetail.engine.token_engine import TokenEngine
 from dovetail.registry.imports import import_environment, module_command
 from dovetail.worker.machine.collector import collector_paused
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("dovetail.engine")  # as it runs, this module is `__main__`
 
 STOP_S = 30.0
 """How long an engine's process may take to end before it is killed."""
