@@ -10,8 +10,6 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mappi
 from dataclasses import asdict, replace
 from typing import Any, Self
 
-import msgspec
-
 from dovetail.contracts.engine_client import EngineFacts, RequestPlan, RequestReports
 from dovetail.contracts.errors import QueueFull, RequestError, WorkerError
 from dovetail.contracts.lora import LoadedLoRA, LoRARequest
@@ -381,8 +379,7 @@ class RemoteEngine:
 
     async def repeat_weight_change(self, change: WeightChange) -> WeightsReport:
         """Changes the weights as those of another engine were changed; returns those that the engine has then."""
-        plain = msgspec.to_builtins(change)
-        return WeightsReport(**await self.call("repeat_weight_change", change=plain))
+        return WeightsReport(**await self.call("repeat_weight_change", change=change))
 
     async def follow_cache(self, follow: Callable[[list[CacheEvent]], None]) -> PrefixFacts:
         """Has `follow` called with what changes in the engine's prefix cache, hashes alone: first with all that it has,

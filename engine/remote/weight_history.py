@@ -45,7 +45,7 @@ class WeightHistory:
         version = self._updates.start_weight_update(
             is_checkpoint_format, weight_version=weight_version, partial=partial
         )
-        self._is_partial, self._buckets = partial, []
+        self._is_partial, self._buckets = bool(partial), []
         return version
 
     def update_weights(self, update_info: Mapping[str, Any], *, drafter: str | None = None) -> None:
@@ -67,10 +67,10 @@ class WeightHistory:
         if new_weights:
             self._note(WeightChange(report=self._updates.report, reads_checkpoint=True))
 
-    def repeat(self, change: Mapping[str, Any]) -> WeightsReport:
+    def repeat(self, change: Any) -> WeightsReport:
         """Changes the weights as those of another engine were changed, in one go, so that several clients may ask for
         it: an engine that has weights of this version or a later one keeps them. An update that is under way is ended.
-        Raises what the engine raises."""
+        `change`: a `WeightChange` as it travels. Raises what the engine raises."""
         wanted = msgspec.convert(change, WeightChange)
         if self._updates.report.version < wanted.report.version:
             self._updates.abort_weight_update()
