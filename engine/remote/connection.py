@@ -88,7 +88,6 @@ class Connection:
 
     def note_up(self) -> None:
         """The engine answered the greeting."""
-        self._last_end = None
         self.down.clear()
         self.up.set()
         self.settled.set()
@@ -133,6 +132,7 @@ class Connection:
                 continue
             self.num_events += 1
             if event == zmq.EVENT_CONNECTED:
+                self._last_end = None
                 self.send(Hello(self._my_address))
             else:
                 await self._let_replies_be_read()

@@ -18,6 +18,7 @@ import zmq
 
 from dovetail.contracts.errors import DovetailError, QueueFull, WorkerError
 from dovetail.contracts.lora import LoRARequest
+from dovetail.contracts.weight_transport import WeightsReport, WeightUpdateConflict
 from dovetail.engine.draft_blocks import drafters_in_blocks
 from dovetail.engine.remote.cache_followers import CacheFollowers
 from dovetail.engine.remote.io_thread import IOThread
@@ -82,38 +83,13 @@ class EngineServer:
         self._followers = CacheFollowers(engine.kv_events, engine.facts.block_size)
         self._io = IOThread(self._context, address, welcome, self._answers(), engine.explain_request, self)
         self._reply = self._io.reply_socket()
-        self._history = history = WeightHistory(
-            engine.weight_updates, engine.sleeping, engine.regions, self._tell_weights
-        )
-        self._calls: dict[str, Callable[..., Any]] = {
-            "cache_statistics": engine.cache_statistics,
-            "reset_prefix_cache": engine.reset_prefix_cache,
-            "sleep": engine.sleeping.sleep,
-            "wake_up": history.wake_up,
-            "is_sleeping": engine.is_sleeping,
-            "regions": lambda: list(engine.regions.statuses),
-            "hold": engine.hold,
-            "resume": lambda request_ids=None: (
-                engine.pausing.resume() if request_ids is None else engine.resume(request_ids)
-            ),
-            "pause": engine.pausing.pause,
-            "is_paused": lambda: engine.pausing.is_paused,
-            "start_lora": lambda request: engine.start_lora(LoRARequest(**request)),
-            "remove_lora": engine.remove_lora,
-            "list_loras": engine.list_loras,
-            "pin_lora": engine.pin_lora,
-            "unpin_lora": engine.unpin_lora,
-            "init_weight_transfer_engine": engine.weight_updates.init_weight_transfer_engine,
-            "start_weight_update": history.start_weight_update,
-            "update_weights": history.update_weights,
-            "finish_weight_update": history.finish_weight_update,
-            "repeat_weight_change": history.repeat,
-            "abort_weight_update": engine.weight_updates.abort_weight_update,
-            "weights": lambda: engine.weight_updates.report,
-        }
+        self._caller = self._updater = b""
+        """The client whose call is being answered, and the one that began the last weight update."""
+        self._history = WeightHistory(engine.weight_updates, engine.sleeping, engine.regions, self._tell_weights)
+        self._calls = self._named_calls()
 
     def run(self) -> None:
-        """Returns after `stop`. Raises `WorkerError` where a worker died; clients hear of it."""
+        """Returns after `stop`. Raises `WorkerError` where a worker died; clients hear of it, as of any other error."""
         self._io.start()
         try:
             while self._wait_for_work():
@@ -127,7 +103,7 @@ class EngineServer:
                     if outbox.is_behind:
                         outbox.flush()
                 self._turn_began = None
-        except WorkerError as error:
+        except Exception as error:
             for client in self._outboxes:
                 self._send(client, Ended(failure_of(error)))
             raise
@@ -159,6 +135,36 @@ class EngineServer:
     def client_went(self, client: bytes) -> None:
         """See `Receiver`."""
         self._do(partial(self._drop, client))
+
+    def _named_calls(self) -> dict[str, Callable[..., Any]]:
+        """What clients may have done between two steps (`Call`)."""
+        engine, history = self._engine, self._history
+        return {
+            "cache_statistics": engine.cache_statistics,
+            "reset_prefix_cache": engine.reset_prefix_cache,
+            "sleep": engine.sleeping.sleep,
+            "wake_up": history.wake_up,
+            "is_sleeping": engine.is_sleeping,
+            "regions": lambda: list(engine.regions.statuses),
+            "hold": engine.hold,
+            "resume": lambda request_ids=None: (
+                engine.pausing.resume() if request_ids is None else engine.resume(request_ids)
+            ),
+            "pause": engine.pausing.pause,
+            "is_paused": lambda: engine.pausing.is_paused,
+            "start_lora": lambda request: engine.start_lora(LoRARequest(**request)),
+            "remove_lora": engine.remove_lora,
+            "list_loras": engine.list_loras,
+            "pin_lora": engine.pin_lora,
+            "unpin_lora": engine.unpin_lora,
+            "init_weight_transfer_engine": engine.weight_updates.init_weight_transfer_engine,
+            "start_weight_update": self._start_weight_update,
+            "update_weights": history.update_weights,
+            "finish_weight_update": history.finish_weight_update,
+            "repeat_weight_change": self._repeat_weight_change,
+            "abort_weight_update": engine.weight_updates.abort_weight_update,
+            "weights": lambda: engine.weight_updates.report,
+        }
 
     def _answers(self) -> dict[str, Callable[[], Any]]:
         def metrics() -> tuple[str, bytes]:
@@ -287,7 +293,20 @@ class EngineServer:
             self._followers.add(client)
             self._answer(client, message, self._prefix_facts)
             return
+        self._caller = client
         self._answer(client, message, lambda: self._calls[message.name](**message.arguments))
+
+    def _start_weight_update(self, **arguments: Any) -> int:
+        version = self._history.start_weight_update(**arguments)
+        self._updater = self._caller
+        return version
+
+    def _repeat_weight_change(self, change: Any) -> WeightsReport:
+        """One client does not end what another has begun, unless that one is gone."""
+        others = self._outboxes.keys() - {self._caller}
+        if self._engine.weight_updates.is_under_way and self._updater in others:
+            raise WeightUpdateConflict("another client updates the weights: its update must end first")
+        return self._history.repeat(change)
 
     def _prefix_facts(self) -> dict[str, Any]:
         """What clients need to compute the hashes of a prompt's blocks."""

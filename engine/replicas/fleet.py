@@ -56,8 +56,6 @@ class Fleet:
         """Held while all change, and while one is brought to the state of the others."""
         self._changed = asyncio.Event()
         """Set, and replaced, when an attempt to admit a replica may end otherwise than the one before."""
-        self._is_changing = False
-        """Whether this client has all change now."""
         self._admissions: dict[Replica, asyncio.Task[None]] = {}
         self._calls: set[asyncio.Task[Any]] = set()
 
@@ -124,7 +122,7 @@ class Fleet:
         if not asked:
             raise WorkerError(f"no replica that takes part answers: {self.troubles()}")
         self._note_missing(replicas)
-        answers = await self._ask_all(asked, do)
+        answers = await ask(asked, do)
         self._bar_silent(answers)
         return answers
 
@@ -175,14 +173,8 @@ class Fleet:
             self._listener.replica_lost(replica)
 
     def replica_updated(self, replica: Replica) -> None:
-        """See `ReplicaListener`. Where another client made the change, those that it left out are brought there."""
-        if self._is_changing or self._listener is None or not replica.is_admitted:
-            return
-        version = replica.weight_version
-        for other in self.replicas:
-            if other.is_admitted and other.weight_version < version:
-                other.barrier = f"it has not got the weights of version {version} yet"
-                self._start_admission(other)
+        """See `ReplicaListener`. Another client may have given it what it lacked."""
+        self.look_again()
 
     def replica_silent(self, replica: Replica, error: WorkerError | None) -> None:
         """See `ReplicaListener`."""
@@ -290,14 +282,7 @@ class Fleet:
     async def _on_all(self, do: Do) -> Answers:
         async with self.control:
             before = await self._observe()
-            return await self._settle(await self._ask_all(self._all(), do), before)
-
-    async def _ask_all(self, replicas: Iterable[Replica], do: Do) -> Answers:
-        self._is_changing = True
-        try:
-            return await ask(replicas, do)
-        finally:
-            self._is_changing = False
+            return await self._settle(await ask(self._all(), do), before)
 
     async def _on_all_at_length(self, do: Do) -> Answers:
         async with self.control:

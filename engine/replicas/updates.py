@@ -22,6 +22,8 @@ class ReplicatedUpdates:
         self._replicas: dict[Replica, float] = {}
         """Those that take part in the update that is under way, and when their engines started: another one that was
         started meanwhile knows nothing of it."""
+        self._version = 0
+        """Of that update."""
 
     async def init(self, init_info: Mapping[str, Any]) -> None:
         """Connects the transport of each."""
@@ -59,7 +61,7 @@ class ReplicatedUpdates:
             if answers.failed or not answers.done:
                 await ask(answers.done, RemoteEngine.abort_weight_update)
                 raise answers.error()
-            self._replicas = _with_starts(answers.done)
+            self._replicas, self._version = _with_starts(answers.done), weight_version
         return weight_version
 
     async def _receive(self, update_info: Mapping[str, Any], drafter: str | None) -> None:
@@ -99,7 +101,9 @@ class ReplicatedUpdates:
             return answers
 
     def _taking_part(self) -> list[Replica]:
-        """Where no update is under way, an engine says so."""
+        """Where no update is under way, an engine says so. One that another client finished is over."""
+        if any(replica.weight_version >= self._version for replica in self._replicas):
+            self._replicas = {}
         if not self._replicas:
             return self._fleet.to_update()
         return [replica for replica, start in self._replicas.items() if replica.engine.origin.started == start]

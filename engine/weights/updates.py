@@ -57,6 +57,18 @@ class WeightUpdates:
         """The weights that the engine has. From any thread."""
         return self._held.report
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether `start_weight_update` was called, and neither `finish_weight_update` nor `abort_weight_update`."""
+        return self._version is not None
+
+    @exclusive
+    def note_read_as(self, version: int) -> None:
+        """The checkpoint, which was read again, has this version in other engines. Raises `WeightUpdateConflict` for
+        one that is not higher than the present one."""
+        self._check_higher(version)
+        self._held.replaced((), WeightsReport(version=version, checksum=""))
+
     @exclusive
     def init_weight_transfer_engine(self, init_info: Mapping[str, Any] | None = None) -> None:
         """Connects the config's `weight_transport`; once for any number of updates, and again for another trainer.

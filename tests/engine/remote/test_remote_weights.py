@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from dovetail import AsyncLLMEngine
 from dovetail.contracts.errors import ModelError, RequestError
 from dovetail.contracts.outputs import RequestOutput
+from dovetail.contracts.regions import WEIGHTS
 from dovetail.contracts.sampling import SamplingParams
 from dovetail.contracts.weight_transport import WeightsReport, WeightUpdateConflict
 from dovetail.engine.remote.client import RemoteEngine
@@ -104,18 +105,43 @@ def test_a_change_is_repeated_once_whoever_asks_and_however_deep_the_engine_slee
     level: int, with_remote: Callable[[Callable[[RemoteEngine], Awaitable[Any]]], Any], story_model: Path
 ) -> None:
     async def main(engine: RemoteEngine) -> None:
-        before = await engine.weights()
-        read = WeightChange(report=WeightsReport(version=before.version + 1, checksum=""), reads_checkpoint=True)
-        if level:
-            await engine.sleep(level)
-        found = await asyncio.gather(*(engine.repeat_weight_change(read) for _ in range(2)))
-        assert found == [read.report, read.report]
-        assert not await engine.is_sleeping()
+        async def repeated(change: WeightChange) -> WeightsReport:
+            if level:
+                await engine.sleep(level)
+            one, other = await asyncio.gather(*(engine.repeat_weight_change(change) for _ in range(2)))
+            assert one == other == await engine.weights()
+            assert WEIGHTS not in [region.name for region in await engine.regions() if region.level]
+            if await engine.is_sleeping():
+                await engine.wake_up()
+            return one
+
+        version = (await engine.weights()).version + 10
+        read = WeightChange(report=WeightsReport(version=version, checksum=""), reads_checkpoint=True)
+        assert await repeated(read) == read.report
+        assert engine.weight_changes == [read]
         own = await update(engine, story_model)
-        repeated = WeightChange(
-            report=WeightsReport(version=own.version + 1, checksum=""), buckets=engine.weight_changes[-1].buckets
-        )
-        assert await engine.repeat_weight_change(repeated) == replace(repeated.report, checksum=own.checksum)
-        assert await engine.repeat_weight_change(repeated) == await engine.weights()
+        assert [change.report for change in engine.weight_changes] == [own]
+        again = WeightsReport(version=own.version + 1, checksum=own.checksum)
+        assert await repeated(WeightChange(report=again, buckets=engine.weight_changes[0].buckets)) == again
 
     with_remote(main)
+
+
+def test_a_client_does_not_end_what_another_has_begun(engine_process: EngineProcess, story_model: Path) -> None:
+    async def main() -> None:
+        async with await RemoteEngine.connect(engine_process.address, 60) as other:
+            async with await RemoteEngine.connect(engine_process.address, 60) as engine:
+                await engine.init_weight_transfer_engine()
+                version = await engine.start_weight_update()
+                change = WeightChange(report=WeightsReport(version=version, checksum=""), reads_checkpoint=True)
+                with pytest.raises(WeightUpdateConflict, match="another client updates the weights"):
+                    await other.repeat_weight_change(change)
+                await engine.update_weights({"path": str(story_model)})
+                assert await engine.finish_weight_update() == await other.repeat_weight_change(change)
+                last = await engine.start_weight_update()
+            change = WeightChange(report=WeightsReport(version=last, checksum=""), reads_checkpoint=True)
+            while (await other.weights()).version < last:  # the engine may not have noticed yet that the client left
+                with suppress(WeightUpdateConflict):
+                    await other.repeat_weight_change(change)
+
+    asyncio.run(main())
