@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 _RETRY_S, _LONGEST_RETRY_S = 5.0, 300.0
 """Between attempts to bring a replica to the state of the others: each wait is twice the one before."""
+_TRIES = 5
+"""Times that a replica is brought to a state which others have left meanwhile, asked by another client."""
 _MISSED = "it did not answer while the others changed"
 Value = TypeVar("Value")
 
@@ -252,8 +254,18 @@ class Fleet:
             self._state = await state_of(engine)
         if other is None:
             self._state = self._with_newest_weights(self._state)
-        await self._bring_weights(engine, self._state.weights)
-        return await bring_to(engine, self._state)
+            return await self._bring_to(engine, self._state)
+        for _ in range(_TRIES):
+            if why := await self._bring_to(engine, self._state):
+                return why
+            before, self._state = self._state, await answered(other, state_of(other.engine))
+            if before.is_like(self._state):
+                return ""
+        return "the others were changed again and again while it was brought to their state"
+
+    async def _bring_to(self, engine: RemoteEngine, state: EngineState) -> str:
+        await self._bring_weights(engine, state.weights)
+        return await bring_to(engine, state)
 
     def _with_newest_weights(self, state: EngineState) -> EngineState:
         """Another client may have updated the weights of the others since this one asked for their state."""

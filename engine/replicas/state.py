@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from dovetail.contracts.lora import LoadedLoRA, LoRARequest
 from dovetail.contracts.regions import RegionState
@@ -26,6 +26,11 @@ class EngineState:
     """Regions that sleep -> the level of their sleep."""
     invalid: str
     """Why weights are invalid; empty: none are."""
+
+    def is_like(self, other: EngineState) -> bool:
+        """Whether a replica in one of them needs nothing for the other: what requests change does not count."""
+        mine, theirs = ({(one.name, one.digest, one.is_pinned) for one in each.adapters} for each in (self, other))
+        return mine == theirs and replace(self, adapters=()) == replace(other, adapters=())
 
 
 async def state_of(engine: RemoteEngine) -> EngineState:

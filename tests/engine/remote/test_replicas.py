@@ -33,8 +33,10 @@ from dovetail.engine.remote import answer_watch
 from dovetail.engine.remote import client as client_module
 from dovetail.engine.remote.client import RemoteEngine
 from dovetail.engine.remote.engine_process import EngineProcess
+from dovetail.engine.replicas import fleet as fleet_module
 from dovetail.engine.replicas.engine import ReplicatedEngine
 from dovetail.engine.replicas.exposition import labelled
+from dovetail.engine.replicas.state import EngineState, bring_to
 from dovetail.plugins.routers.prefix_aware import PrefixAware, PrefixAwareOptions
 from dovetail.plugins.routers.round_robin import RoundRobin
 from dovetail.testing.tiny_adapters import save_adapter
@@ -466,6 +468,38 @@ def test_a_client_knows_of_the_updates_that_another_made(
                 while not engine.states[0].is_up:
                     await asyncio.sleep(0.01)
                 assert await engine.weights() == report
+
+    run_over_two(start_engine, tmp_path, main)
+
+
+def test_a_replica_is_not_left_in_a_state_that_the_others_left_meanwhile(
+    start_engine: Callable[..., EngineProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another client, such as that of another API process, resumes them while it is brought to their pause."""
+
+    async def main(first: EngineProcess, second: EngineProcess) -> None:
+        async with (
+            replicas((first.address, second.address), round_robin) as engine,
+            await RemoteEngine.connect(second.address, 60) as other,
+        ):
+            await engine.pause("keep")
+
+            async def late(of: RemoteEngine, wanted: EngineState) -> str:
+                if wanted.is_paused:
+                    await other.resume()
+                return await bring_to(of, wanted)
+
+            monkeypatch.setattr(fleet_module, "bring_to", late)
+            first.kill()
+            while engine.states[0].is_up:
+                await asyncio.sleep(0.01)
+            first.stop()
+            with start_engine(tmp_path / "0") as restarted:
+                restarted.wait()
+                while not engine.states[0].is_up:
+                    await asyncio.sleep(0.01)
+                async with await RemoteEngine.connect(restarted.address, 60) as own:
+                    assert not await own.is_paused()
 
     run_over_two(start_engine, tmp_path, main)
 
