@@ -75,7 +75,7 @@ class RemoteEngine:
         """What led to the weights of the last engine whose weights had changed; empty where that is not known."""
         self.prefix: PrefixFacts | None = None
         """What the hashes of prompts' blocks follow from; None before `follow_cache`."""
-        self._pages: bytes | None = None
+        self._pages_digest: bytes | None = None
         """`PrefixFacts.pages_digest`, where this engine's weights have changed."""
         self._calls = PendingCalls(self._connection.send)
         self._follow: Callable[[list[CacheEvent]], None] = lambda events: None
@@ -390,7 +390,7 @@ class RemoteEngine:
         self._follow = follow
         facts = PrefixFacts.of(await self.call("follow_cache"))
         # A change that was reported is never older than the answer, which was on its way meanwhile.
-        self.prefix = facts if self._pages is None else replace(facts, pages_digest=self._pages)
+        self.prefix = facts if self._pages_digest is None else replace(facts, pages_digest=self._pages_digest)
         return self.prefix
 
     async def check_health(self) -> None:
@@ -483,9 +483,9 @@ class RemoteEngine:
                 self._calls.resolve(message.call_id, message.reports, message.failure)
             elif isinstance(message, WeightsChanged):
                 self.weight_changes = [*self.weight_changes[: message.num_before], *message.changes]
-                self._pages = bytes.fromhex(message.pages)
+                self._pages_digest = bytes.fromhex(message.pages)
                 if self.prefix is not None:
-                    self.prefix = replace(self.prefix, pages_digest=self._pages)
+                    self.prefix = replace(self.prefix, pages_digest=self._pages_digest)
                 if self._listener is not None:
                     self._listener.engine_updated()
             elif isinstance(message, Ended):
@@ -498,7 +498,7 @@ class RemoteEngine:
         tokenizer = await asyncio.to_thread(tokenizer_from_form, form) if form is not None else None
         if events != self._connection.num_events:
             return  # that engine is gone meanwhile; the next one sends its own
-        self._welcome, self._pages = welcome, None
+        self._welcome, self._pages_digest = welcome, None
         previous, self._text = self._text, ClientText(InputProcessor(welcome.facts, tokenizer), tokenizer)
         if previous is not None:
             previous.close()

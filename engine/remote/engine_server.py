@@ -83,10 +83,16 @@ class EngineServer:
         self._followers = CacheFollowers(engine.kv_events, engine.facts.block_size)
         self._io = IOThread(self._context, address, welcome, self._answers(), engine.explain_request, self)
         self._reply = self._io.reply_socket()
-        self._caller = self._updater = b""
-        """The client whose call is being answered, and the one that began the last weight update."""
+        self._updater = b""
+        """The client that began the last weight update."""
         self._history = WeightHistory(engine.weight_updates, engine.sleeping, engine.regions, self._tell_weights)
         self._calls = self._named_calls()
+        self._calls_of_clients: dict[str, Callable[..., Any]] = {
+            "follow_cache": self._follow_cache,
+            "start_weight_update": self._start_weight_update,
+            "repeat_weight_change": self._repeat_weight_change,
+        }
+        """Those that depend on the client that calls, which they take first."""
 
     def run(self) -> None:
         """Returns after `stop`. Raises `WorkerError` where a worker died; clients hear of it, as of any other error."""
@@ -158,10 +164,8 @@ class EngineServer:
             "pin_lora": engine.pin_lora,
             "unpin_lora": engine.unpin_lora,
             "init_weight_transfer_engine": engine.weight_updates.init_weight_transfer_engine,
-            "start_weight_update": self._start_weight_update,
             "update_weights": history.update_weights,
             "finish_weight_update": history.finish_weight_update,
-            "repeat_weight_change": self._repeat_weight_change,
             "abort_weight_update": engine.weight_updates.abort_weight_update,
             "weights": lambda: engine.weight_updates.report,
         }
@@ -289,31 +293,31 @@ class EngineServer:
 
     def _call(self, client: bytes, message: Call) -> None:
         """What takes long answers with a future: steps go on until it is done."""
-        if message.name == "follow_cache":
-            self._followers.add(client)
-            self._answer(client, message, self._prefix_facts)
-            return
-        self._caller = client
-        self._answer(client, message, lambda: self._calls[message.name](**message.arguments))
+        self._answer(client, message, lambda: self._called(client, message.name)(**message.arguments))
 
-    def _start_weight_update(self, **arguments: Any) -> int:
-        version = self._history.start_weight_update(**arguments)
-        self._updater = self._caller
-        return version
+    def _called(self, client: bytes, name: str) -> Callable[..., Any]:
+        own = self._calls_of_clients.get(name)
+        return self._calls[name] if own is None else partial(own, client)
 
-    def _repeat_weight_change(self, change: Any) -> WeightsReport:
-        """One client does not end what another has begun, unless that one is gone."""
-        others = self._outboxes.keys() - {self._caller}
-        if self._engine.weight_updates.is_under_way and self._updater in others:
-            raise WeightUpdateConflict("another client updates the weights: its update must end first")
-        return self._history.repeat(change)
-
-    def _prefix_facts(self) -> dict[str, Any]:
+    def _follow_cache(self, client: bytes) -> dict[str, Any]:
         """What clients need to compute the hashes of a prompt's blocks."""
+        self._followers.add(client)
         return {
             "pages": self._engine.weight_updates.pages.digest.hex(),
             "drafters": drafters_in_blocks(self._engine.config),
         }
+
+    def _start_weight_update(self, client: bytes, **arguments: Any) -> int:
+        version = self._history.start_weight_update(**arguments)
+        self._updater = client
+        return version
+
+    def _repeat_weight_change(self, client: bytes, change: Any) -> WeightsReport:
+        """One client does not end what another has begun, unless that one is gone."""
+        others = self._outboxes.keys() - {client}
+        if self._engine.weight_updates.is_under_way and self._updater in others:
+            raise WeightUpdateConflict("another client updates the weights: its update must end first")
+        return self._history.repeat(change)
 
     def _answer(self, client: bytes, message: Call, call: Callable[[], Any]) -> None:
         try:

@@ -120,6 +120,19 @@ def run_over_two(
         asyncio.run(main(first, second))
 
 
+async def until_up(engine: ReplicatedEngine, replica: int, is_up: bool = True) -> None:
+    while engine.states[replica].is_up != is_up:
+        await asyncio.sleep(0.01)
+
+
+async def killed(process: EngineProcess, replica: int, *engines: ReplicatedEngine) -> None:
+    """Returns once its clients have noticed; another engine may start in its folder then."""
+    process.kill()
+    for engine in engines:
+        await until_up(engine, replica, is_up=False)
+    process.stop()
+
+
 async def tokens(engine: Any, text: str, **options: Any) -> list[int]:
     return (await last_of(engine.generate(text, GREEDY, **options))).outputs[0].token_ids
 
@@ -306,8 +319,7 @@ def test_requests_of_a_replica_that_dies_go_to_another_or_fail_by_name(
             processes[lost].stop()
             with start_engine(tmp_path / str(lost)) as again:
                 again.wait()
-                while not engine.states[lost].is_up:
-                    await asyncio.sleep(0.01)
+                await until_up(engine, lost)
                 async with await RemoteEngine.connect(again.address, 60) as back:
                     assert (await back.weights()) == (await engine.weights())
                     assert [lora.name for lora in await back.list_loras()] == ["style"]
@@ -357,10 +369,6 @@ def test_who_misses_a_part_of_an_update_gets_all_of_it_afterwards(
         save_file({name: 1.5 * weights[name]}, tmp_path / name / "model.safetensors")
         buckets.append({"path": str(tmp_path / name)})
 
-    async def up(engine: ReplicatedEngine) -> None:
-        while not engine.states[0].is_up:
-            await asyncio.sleep(0.01)
-
     async def weights_of(process: EngineProcess) -> Any:
         async with await RemoteEngine.connect(process.address, 60) as own:
             return await own.weights()
@@ -371,27 +379,23 @@ def test_who_misses_a_part_of_an_update_gets_all_of_it_afterwards(
             await engine.start_weight_update(weight_version=3, partial=True)
             os.kill(first.pid, signal.SIGSTOP)
             monkeypatch.setattr(client_module, "HEALTH_S", 0.2)
-            while engine.states[0].is_up:
-                await asyncio.sleep(0.01)
+            await until_up(engine, 0, is_up=False)
             await engine.update_weights(buckets[0])
             os.kill(first.pid, signal.SIGCONT)
             monkeypatch.setattr(client_module, "HEALTH_S", 60.0)
-            await up(engine)
+            await until_up(engine, 0)
             await engine.update_weights(buckets[1])
             report = await engine.finish_weight_update()
-            await up(engine)
+            await until_up(engine, 0)
             assert await weights_of(first) == await weights_of(second) == report
             await engine.start_weight_update(weight_version=4)
-            first.kill()
-            while engine.states[0].is_up:
-                await asyncio.sleep(0.01)
-            first.stop()
+            await killed(first, 0, engine)
             with start_engine(tmp_path / "0") as again:
                 again.wait()
-                await up(engine)
+                await until_up(engine, 0)
                 await engine.update_weights({"path": str(story_model)})
                 report = await engine.finish_weight_update()
-                await up(engine)
+                await until_up(engine, 0)
                 assert await weights_of(again) == await weights_of(second) == report
 
     run_over_two(start_engine, tmp_path, main)
@@ -415,14 +419,10 @@ def test_a_checkpoint_that_all_read_again_is_read_again_by_one_that_comes_back(
             assert stream.replica == busy.replica == has
             assert (await last_of(stream)).num_cached_tokens >= 80
             await last_of(busy)
-            first.kill()
-            while engine.states[0].is_up:
-                await asyncio.sleep(0.01)
-            first.stop()
+            await killed(first, 0, engine)
             with start_engine(tmp_path / "0") as restarted:
                 restarted.wait()
-                while not engine.states[0].is_up:
-                    await asyncio.sleep(0.01)
+                await until_up(engine, 0)
                 second.kill()
                 assert (await last_of(engine.generate(prompt, GREEDY))).outputs[0].token_ids == expected
                 assert (await engine.weights()).version == 1
@@ -450,14 +450,11 @@ def test_a_client_knows_of_the_updates_that_another_made(
                 again = await engine.submit(prompt, GREEDY)
                 assert again.replica == stream.replica
                 assert (await last_of(again)).num_cached_tokens >= 80
-                first.kill()
-                while engine.states[0].is_up or other.states[0].is_up:
-                    await asyncio.sleep(0.01)
-                first.stop()
+                await killed(first, 0, engine, other)
                 with start_engine(tmp_path / "0") as restarted:
                     restarted.wait()
-                    while not (engine.states[0].is_up and other.states[0].is_up):
-                        await asyncio.sleep(0.01)
+                    for client in (engine, other):
+                        await until_up(client, 0)
                     async with await RemoteEngine.connect(restarted.address, 60) as own:
                         assert await own.weights() == report
                     second.kill()
@@ -465,8 +462,7 @@ def test_a_client_knows_of_the_updates_that_another_made(
                 await asyncio.sleep(0.01)
             with start_engine(tmp_path / "0") as last:
                 last.wait()
-                while not engine.states[0].is_up:
-                    await asyncio.sleep(0.01)
+                await until_up(engine, 0)
                 assert await engine.weights() == report
 
     run_over_two(start_engine, tmp_path, main)
@@ -490,14 +486,10 @@ def test_a_replica_is_not_left_in_a_state_that_the_others_left_meanwhile(
                 return await bring_to(of, wanted)
 
             monkeypatch.setattr(fleet_module, "bring_to", late)
-            first.kill()
-            while engine.states[0].is_up:
-                await asyncio.sleep(0.01)
-            first.stop()
+            await killed(first, 0, engine)
             with start_engine(tmp_path / "0") as restarted:
                 restarted.wait()
-                while not engine.states[0].is_up:
-                    await asyncio.sleep(0.01)
+                await until_up(engine, 0)
                 async with await RemoteEngine.connect(restarted.address, 60) as own:
                     assert not await own.is_paused()
 
@@ -532,8 +524,7 @@ def test_a_replica_that_does_not_answer_gets_no_requests_until_it_does(
             finally:
                 os.kill(processes[0].pid, signal.SIGCONT)
             monkeypatch.setattr(client_module, "HEALTH_S", 60.0)
-            while not engine.states[0].is_up:
-                await asyncio.sleep(0.01)
+            await until_up(engine, 0)
             assert not await engine.is_paused()  # it missed the call, and has caught up
 
     asyncio.run(main())
