@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -112,23 +113,31 @@ class KVConnectorSuite(PluginSuite):
         self._check(store, 2)
 
     def test_reads_while_it_writes(self, stores: _Opened) -> None:
-        """From two threads: a reader finds all of a record, or none of it."""
-        store, wrong = stores.open(), []
+        """Another thread that reads meanwhile finds all of a record, or none of it."""
+        store, num_writes, is_over = stores.open(), 0, threading.Event()
 
-        def read() -> None:
-            for _ in range(3):
-                for index in range(20):
-                    found = store.read(block_hash(index), self.transfer) if index < 10 else None
+        def read() -> list[int]:
+            wrong, num_rounds = set(), 0
+            while not is_over.is_set() and (num_rounds < 5 or num_writes < 40):
+                for index in range(10):
+                    found = store.read(block_hash(index), self.transfer)
                     if found is not None and bytes(found) != record(index):
-                        wrong.append(index)
+                        wrong.add(index)
+                num_rounds += 1
+            return sorted(wrong)
 
-        for index in range(10):
-            store.write(block_hash(index), memoryview(record(index)))
-        reader = threading.Thread(target=read)
-        reader.start()
-        for index in range(20):
-            store.write(block_hash(index), memoryview(record(index)))
-        reader.join()
+        with ThreadPoolExecutor(1) as pool:
+            reading = pool.submit(read)
+            try:
+                while not reading.done():
+                    assert num_writes < 10_000, "a reader does not get done while blocks are written"
+                    # Each of the ten that are read, written again, and each time one more that nobody reads.
+                    for index in (num_writes % 10, 10 + num_writes % 10):
+                        store.write(block_hash(index), memoryview(record(index)))
+                    num_writes += 1
+            finally:
+                is_over.set()
+            wrong = reading.result()
         assert not wrong, f"blocks {wrong} were read with other bytes than were written"
 
     def test_is_bounded(self, stores: _Opened) -> None:
