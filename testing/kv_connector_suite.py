@@ -117,13 +117,11 @@ class KVConnectorSuite(PluginSuite):
         store, num_writes, is_over = stores.open(), 0, threading.Event()
 
         def read() -> list[int]:
-            wrong, num_rounds = set(), 0
+            wrong, num_rounds = set[int](), 0
             while not is_over.is_set() and (num_rounds < 5 or num_writes < 40):
-                for index in range(10):
-                    found = store.read(block_hash(index), self.transfer)
-                    if found is not None and bytes(found) != record(index):
-                        wrong.add(index)
-                num_rounds += 1
+                found = {index: store.read(block_hash(index), self.transfer) for index in range(10)}
+                wrong |= {index for index, one in found.items() if one is not None and bytes(one) != record(index)}
+                num_rounds += any(one is not None for one in found.values())
             return sorted(wrong)
 
         with ThreadPoolExecutor(1) as pool:

@@ -151,7 +151,7 @@ class RouteSuite(PluginSuite):
 
     def endpoints(self, live: Live) -> dict[str, list[str]]:
         """Methods by path."""
-        document = httpx.get(f"{live.url}/openapi.json").json()
+        document = httpx.get(f"{live.url}/openapi.json", timeout=PATIENCE_S).json()
         return {path: [method.upper() for method in methods] for path, methods in document["paths"].items()}
 
 

@@ -259,8 +259,8 @@ def test_shutdown_while_prompts_are_on_their_way(make_async: MakeAsync) -> None:
     engine = make_async()
 
     async def main() -> None:
-        tasks = [asyncio.create_task(last_output(engine.generate([5], LONG))) for _ in range(8)]
-        await asyncio.sleep(0)  # the prompts are in the tokenizing thread
+        tasks = [asyncio.create_task(last_output(engine.generate([5], BEGUN))) for _ in range(8)]
+        await asyncio.sleep(0)  # the engine's thread has not answered yet
         engine.shutdown()
         results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
         assert all(isinstance(result, RequestError) for result in results)
@@ -574,10 +574,8 @@ def test_what_is_not_read_is_merged(make_async: MakeAsync, make_llm: Callable[..
 
 
 def test_an_engine_that_is_dropped_ends(make_llm: Callable[..., LLM]) -> None:
-    before = set(threading.enumerate())
     engine = AsyncLLMEngine(make_llm().engine)
-    inner, gone = engine._engine, weakref.ref(engine)
-    (thread,) = (thread for thread in threading.enumerate() if thread not in before)
+    inner, thread, gone = engine._engine, engine._steps._thread, weakref.ref(engine)
     asyncio.run(last_output(engine.generate([5], SHORT)))
     del engine
     gc.collect()

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from dovetail import LLM, SamplingParams
+from dovetail.engine import token_engine
 from dovetail.engine.idle_memory import THREAD_NAME, IdleMemory
 
 MIB = 2**20
@@ -26,9 +27,16 @@ def timers() -> list[threading.Thread]:
 
 
 @pytest.fixture(autouse=True)
-def no_timer_of_another_test() -> None:
-    for timer in timers():
-        timer.join(timeout=60)
+def wait_for_timers() -> Callable[[], None]:
+    """Waits until no timer is left, of no other test either; one may begin another."""
+
+    def wait() -> None:
+        while found := timers():
+            for timer in found:
+                timer.join(timeout=60)
+
+    wait()
+    return wait
 
 
 def freed_in_between() -> list[torch.Tensor]:
@@ -38,7 +46,9 @@ def freed_in_between() -> list[torch.Tensor]:
     return pieces
 
 
-def test_what_the_last_requests_freed_leaves_the_process(make_llm: Callable[..., LLM]) -> None:
+def test_what_the_last_requests_freed_leaves_the_process(
+    make_llm: Callable[..., LLM], wait_for_timers: Callable[[], None]
+) -> None:
     engine = make_llm().engine
     engine.add_request("a", [1, 2, 3], SamplingParams(max_tokens=4, temperature=0))
     engine.step()
@@ -47,58 +57,55 @@ def test_what_the_last_requests_freed_leaves_the_process(make_llm: Callable[...,
     before = resident()
     while engine.has_unfinished_requests():
         engine.step()
-    (timer,) = timers()
-    timer.join(timeout=60)
+    wait_for_timers()  # which ends: once, and not again before the next request
     assert resident() < before - 30 * MIB
     assert len(pieces) == 1_000
-    assert timers() == []  # once, and not again before the next request
 
 
-def test_an_aborted_request_leaves_an_idle_engine(make_llm: Callable[..., LLM]) -> None:
+def test_an_aborted_request_leaves_an_idle_engine(
+    make_llm: Callable[..., LLM], wait_for_timers: Callable[[], None]
+) -> None:
     engine = make_llm().engine
     engine.add_request("a", [1, 2, 3], SamplingParams(max_tokens=4, temperature=0))
     pieces = freed_in_between()
     before = resident()
     engine.abort_request("a")
-    (timer,) = timers()
-    timer.join(timeout=60)
+    wait_for_timers()
     assert resident() < before - 30 * MIB
     assert len(pieces) == 1_000
 
 
-def test_an_engine_that_works_again_keeps_its_memory() -> None:
+def test_an_engine_that_works_again_keeps_its_memory(wait_for_timers: Callable[[], None]) -> None:
     memory = IdleMemory(quiet_s=1.0)
     memory.rest()
-    (timer,) = timers()
     memory.work()
     pieces = freed_in_between()
     before = resident()
-    timer.join(timeout=60)
+    wait_for_timers()
     assert resident() > before - 10 * MIB
     assert len(pieces) == 1_000
 
 
-def test_a_rest_that_is_interrupted_counts_from_its_last_request() -> None:
+def test_a_rest_that_is_interrupted_counts_from_its_last_request(wait_for_timers: Callable[[], None]) -> None:
     memory = IdleMemory(quiet_s=1.0)
-    memory.rest()
-    (first,) = timers()
-    memory.work()
-    memory.rest()
-    assert timers() == [first]
     pieces = freed_in_between()
     before = resident()
+    memory.rest()
+    memory.work()
+    memory.rest()
+    assert len(timers()) == 1
     # The first timer finds that the rest began later than it did, and leaves what is missing to another.
-    first.join(timeout=60)
-    for timer in timers():
-        timer.join(timeout=60)
+    wait_for_timers()
     assert resident() < before - 30 * MIB
     assert len(pieces) == 1_000
 
 
-def test_a_shut_down_engine_leaves_no_timer(make_llm: Callable[..., LLM]) -> None:
+def test_a_shut_down_engine_leaves_no_timer(
+    make_llm: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch, wait_for_timers: Callable[[], None]
+) -> None:
+    monkeypatch.setattr(token_engine, "IdleMemory", lambda: IdleMemory(quiet_s=3600))
     llm = make_llm()
     llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4, temperature=0), use_tqdm=False)
-    (timer,) = timers()
+    assert len(timers()) == 1
     llm.shutdown()
-    timer.join(timeout=60)
-    assert timers() == []
+    wait_for_timers()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 import weakref
@@ -18,6 +17,7 @@ from dovetail.contracts.errors import ConfigError
 from dovetail.contracts.kv_connector import BlockStore, StoreSetup
 from dovetail.plugins.kv_connectors.host import Host, HostOptions, HostStore
 from dovetail.plugins.kv_connectors.recent_records import RecentRecords
+from tests.ports import free_ports
 
 BLOCK_SIZE = 4
 PROMPT = [(7 * i * i + 3 * i) % 128 for i in range(101)]
@@ -53,6 +53,8 @@ class Liar(Host):
     way: ClassVar[str] = ""
     copies: ClassVar[list[weakref.ref[Copy]]] = []
     gate: ClassVar[threading.Event] = threading.Event()
+    waits: ClassVar[threading.Event] = threading.Event()
+    """A read that does not answer has begun."""
 
     @classmethod
     def open_store(cls, options: HostOptions, setup: StoreSetup) -> BlockStore:
@@ -86,6 +88,7 @@ class LyingStore(HostStore):
         if way == "raises":
             raise OSError("the disk is gone")
         if way == "never answers":
+            Liar.waits.set()
             Liar.gate.wait()
             return copied(found)
         if way == "another block":
@@ -120,18 +123,18 @@ def no_copy_is_held() -> bool:
 
 
 @pytest.fixture
-def free_port() -> int:
-    with socket.socket() as tried:
-        tried.bind(("127.0.0.1", 0))
-        return min(int(tried.getsockname()[1]), 65000)
-
-
-@pytest.fixture
-def liar(make_llm: Callable[..., LLM]) -> LLM:
+def make_liar(make_llm: Callable[..., LLM]) -> Callable[[float], LLM]:
+    """Makes an engine with a liar that is waited for so many seconds."""
     Liar.way = ""
     Liar.copies.clear()
     Liar.gate.clear()
-    return make_llm(kv_connector={"name": f"{__name__}:Liar", "load_seconds": 0.2})
+    Liar.waits.clear()
+    return lambda load_seconds: make_llm(kv_connector={"name": f"{__name__}:Liar", "load_seconds": load_seconds})
+
+
+@pytest.fixture
+def liar(make_liar: Callable[[float], LLM]) -> LLM:
+    return make_liar(60)
 
 
 def test_a_prompt_is_found_on_disk_after_a_restart(make_llm: Callable[..., LLM], tmp_path: Path) -> None:
@@ -254,8 +257,9 @@ def test_a_store_that_raises_costs_a_computation(liar: LLM) -> None:
     assert counts(liar).num_failures == 1
 
 
-def test_a_store_that_never_answers_is_waited_for_once(liar: LLM) -> None:
+def test_a_store_that_never_answers_is_waited_for_once(make_liar: Callable[[float], LLM]) -> None:
     """The next requests do not wait behind the load that hangs; when it ends, loads begin again."""
+    liar = make_liar(0.2)
     _, expected = tokens_of(liar)
     saved(liar)
     Liar.way = "never answers"
@@ -267,11 +271,12 @@ def test_a_store_that_never_answers_is_waited_for_once(liar: LLM) -> None:
     assert (counts(liar).num_timeouts, counts(liar).num_hit_tokens) == (1, llm_hits)
     Liar.way = ""
     Liar.gate.set()
-    for _ in range(100):
+
+    def is_found_again() -> bool:
         liar.reset_prefix_cache()
-        if tokens_of(liar) == (FULL, expected):
-            return
-    pytest.fail("no load began after the one that hung had ended")
+        return tokens_of(liar) == (FULL, expected)
+
+    wait_until(is_found_again, "loads begin after the one that hung has ended")
 
 
 def test_a_connector_that_raises_is_switched_off(liar: LLM) -> None:
@@ -338,6 +343,7 @@ def test_no_record_is_held_once_its_blocks_are_placed_or_nobody_waits_for_them(l
     Liar.way = "never answers"
     liar.engine.add_request("waits", {"prompt_token_ids": PROMPT}, GREEDY)
     liar.engine.step()
+    assert Liar.waits.wait(60)
     Liar.way = "raises in lookup"
     assert len(liar.generate([{"prompt_token_ids": PROMPT[::-1]}], GREEDY)[0].outputs[0].token_ids) == 8
     Liar.way = ""
@@ -379,16 +385,17 @@ def test_blocks_of_evicted_prompts_come_back(make_llm: Callable[..., LLM]) -> No
     assert counts(small).num_hit_tokens > 0
 
 
-def test_prefill_in_one_engine_and_decode_in_another(make_llm: Callable[..., LLM], free_port: int) -> None:
+def test_prefill_in_one_engine_and_decode_in_another(make_llm: Callable[..., LLM]) -> None:
     """The first output says where the blocks are. When that engine is gone, they are computed."""
     _, expected = tokens_of(make_llm())
-    peer = f"127.0.0.1:{free_port}"
-    prefill = make_llm(kv_connector={"name": "peer", "role": "producer", "port": free_port})
+    port = free_ports()
+    peer = f"127.0.0.1:{port}"
+    prefill = make_llm(kv_connector={"name": "peer", "role": "producer", "port": port})
     decode = make_llm(kv_connector={"name": "peer", "role": "consumer", "peers": [peer]})
     first = SamplingParams(temperature=0, max_tokens=1, extra={"kv_transfer_params": {"do_remote_decode": True}})
     found = prefill.generate([{"prompt_token_ids": PROMPT}], first)[0].kv_transfer_params
     assert found is not None
-    assert (found["remote_host"], found["remote_port"], found["do_remote_prefill"]) == ("127.0.0.1", free_port, True)
+    assert (found["remote_host"], found["remote_port"], found["do_remote_prefill"]) == ("127.0.0.1", port, True)
     assert tokens_of(decode, extra={"kv_transfer_params": found}) == (FULL, expected)
     prefill.shutdown()
     decode.reset_prefix_cache()

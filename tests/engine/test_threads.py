@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -106,17 +107,20 @@ def test_sleeping_waits_for_the_step_and_wakes_for_all(make_llm: Callable[..., L
     assert tokens(llm, [5, 6]) == before
 
 
-def test_shutting_down_ends_what_another_thread_generates(
-    make_llm: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shutting_down_ends_what_another_thread_generates(make_llm: Callable[..., LLM]) -> None:
     llm = make_llm()
-    begun, ending = threading.Event(), threading.Event()
-    share = llm.engine.tokens.use.share
-    llm.engine.add_telemetry_sink(OnStep(lambda stats: (begun.set(), ending.wait(60))))
+    begun = threading.Event()
+
+    def on_step(stats: StepStats) -> None:
+        begun.set()
+        deadline = time.monotonic() + 60
+        while not llm.engine.tokens.use._waiting and time.monotonic() < deadline:
+            time.sleep(0.001)  # until the shutdown is in the queue: it has the engine next
+
+    llm.engine.add_telemetry_sink(OnStep(on_step))
     with ThreadPoolExecutor(1) as pool:
         call = pool.submit(tokens, llm, [5, 6], LONG)
         begun.wait()
-        monkeypatch.setattr(llm.engine.tokens.use, "share", lambda: (share(), ending.set()))
         llm.shutdown()
         with pytest.raises(WorkerError, match="shut down"):
             call.result(timeout=60)
@@ -137,16 +141,19 @@ class Dying(SDPABackend):
 def test_what_ends_the_engine_is_raised_in_every_thread(make_llm: Callable[..., LLM], tmp_path: Path) -> None:
     (tmp_path / "dying.py").write_text(DYING)
     llm = make_llm(attention=f"{tmp_path}/dying.py:Dying")
-    together = threading.Barrier(2)
+    llm.pause("keep")  # until both are there: the engine may be dead before a thread comes
 
     def run(token: int) -> WorkerError:
-        together.wait()
         with pytest.raises(WorkerError, match="rank 0 is gone") as caught:
             tokens(llm, [token], LONG)
         return caught.value
 
     with ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(run, (5, 6))
+        calls = [pool.submit(run, token) for token in (5, 6)]
+        while len(llm.engine.request_ids) < 2:
+            time.sleep(0.001)
+        llm.resume()
+        first, second = (call.result() for call in calls)
     assert first is not second
     assert first.rank == second.rank == 0
 

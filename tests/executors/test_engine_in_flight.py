@@ -9,6 +9,7 @@ import pytest
 
 from dovetail import LLM, SamplingParams
 from dovetail.engine.core import EngineCore
+from dovetail.engine.step import Step
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 
 EXECUTORS = '''\
@@ -117,5 +118,7 @@ def test_as_many_plans_are_in_flight_as_the_executor_takes(
         return land(core)
 
     monkeypatch.setattr(EngineCore, "_land", watched)
+    # Also where the workers are done with a step before the next is handed over.
+    monkeypatch.setattr(Step, "allows_another", True)
     tokens(model, executor, [plain()] * 2, scheduler={"max_num_batched_tokens": 64, "max_num_seqs": 4})
     assert max(depths) == {"Device": 5, "Processes": 4}[executor["name"]]

@@ -87,7 +87,7 @@ def test_a_process_that_cannot_be_reached_is_named_and_leaves_nothing() -> None:
     before = psutil.Process().children()
     with pytest.raises(WorkerError, match=r"worker rank 0 \(pid \d+\) cannot be reached: .*; it was killed by SIGKILL"):
         started(dialling.NobodyDials, ToySpec())
-    assert psutil.Process().children() == before
+    assert set(psutil.Process().children()) <= set(before)
 
 
 DRIVER = """

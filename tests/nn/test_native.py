@@ -7,14 +7,17 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from dovetail.attention_backends.paged_cpu.native_calls import SOURCE as ATTENTION
 from dovetail.contracts.plugin import FixableReason
+from dovetail.nn.native import compiler_patience
 from dovetail.nn.native import loader as native
 from dovetail.nn.native.compiler_patience import HungError, Patience
 from dovetail.plugins.commands.doctor.bandwidth import SOURCE as READ_MEMORY
@@ -222,30 +225,49 @@ def is_running(pid: str) -> bool:
         return False
 
 
+@pytest.fixture
+def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file to which every command that is run appends a line with its process id first; its time counts from then
+    on, however late it is scheduled."""
+    path = tmp_path / "begun"
+    path.touch()
+
+    class Popen(subprocess.Popen[str]):
+        def communicate(self, input: str | None = None, timeout: float | None = None) -> tuple[str, str]:
+            while self.poll() is None and str(self.pid) not in path.read_text().split():
+                time.sleep(0.001)
+            return super().communicate(input, timeout)
+
+    monkeypatch.setattr(compiler_patience, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": Popen}))
+    return path
+
+
 def test_a_compiler_that_hangs_is_waited_for_once(
-    source: Path, tmp_path: Path, fake: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+    source: Path, begun: Path, fake: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(native, "_patience", Patience(0.6))
     for name in ("cc", "gcc", "clang"):
-        fake(name, f"echo $$ {name} >> {tmp_path}/started; sleep 60 & echo $! >> {tmp_path}/children; wait")
+        fake(name, f"sleep 60 & echo $$ {name} $! >> {begun}; wait")
     other = source.with_name("other.c")
     other.write_text(ADD)
     reasons = {*native.reasons_against(source), *native.reasons_against(other)}
-    started = (tmp_path / "started").read_text().split()[1::2]
-    assert started == ["cc", "gcc", "clang"]
+    started = begun.read_text().split()
+    assert started[1::3] == ["cc", "gcc", "clang"]
     # The same for both, so that a start tells it once.
     [reason] = reasons
     assert isinstance(reason, FixableReason)
-    assert not any(map(is_running, (tmp_path / "children").read_text().split()))
+    while any(map(is_running, started[2::3])):
+        time.sleep(0.001)  # they were killed, and end when they are scheduled
     # As another process finds it: nothing is started.
     monkeypatch.setattr(native, "_patience", Patience())
     assert set(native.reasons_against(source)) == reasons
-    assert (tmp_path / "started").read_text().split()[1::2] == started
+    assert begun.read_text().split() == started
     # Each way back that the message names.
     for note in re.findall(r"delete (\S+)\)", reason):
         Path(note).unlink()
     for name in ("cc", "gcc", "clang"):
-        (tmp_path / "bin" / name).unlink()
+        (begun.with_name("bin") / name).unlink()
+    monkeypatch.setattr(compiler_patience, "subprocess", subprocess)
     assert five(source) == 5
 
 
@@ -266,10 +288,17 @@ def test_a_hung_compiler_is_tried_again_when_it_changes(
 def test_a_self_test_that_hangs_is_waited_for_once(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = native.find_compilers()[:1]
     monkeypatch.setattr(native, "find_compilers", lambda: first)
-    monkeypatch.setattr(native, "_patience", Patience(1.5))
+    self_test = native._self_test
+
+    def impatiently(source: Path, library: Path) -> None:
+        monkeypatch.setattr(native, "_patience", Patience(0.2))
+        self_test(source, library)
+
+    monkeypatch.setattr(native, "_self_test", impatiently)
     source.write_text(ADD.replace("return 0;", "for (;;);"))
     [reason] = native.reasons_against(source)
     assert "the self-test of add.c did not end" in reason
+    monkeypatch.setattr(native, "_patience", Patience())
     monkeypatch.setattr(native, "_self_test", lambda *arguments: pytest.fail("run again"))
     assert native.reasons_against(source) == [reason]
 

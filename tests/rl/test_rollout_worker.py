@@ -57,11 +57,12 @@ def batch_of(prompts: list[list[int]], width: int = 0) -> dict[str, Any]:
     return {"input_ids": ids, "input_lengths": torch.tensor([len(prompt) for prompt in prompts])}
 
 
-def rollouts(worker: AsyncRolloutWorker, data: Mapping[str, Any], greedy: bool = False) -> list[tuple[int, Any]]:
-    async def collect() -> list[tuple[int, Any]]:
-        return [ready async for ready in worker.generate_async(data, greedy)]
+async def samples(worker: AsyncRolloutWorker, data: Mapping[str, Any], greedy: bool = False) -> list[tuple[int, Any]]:
+    return [ready async for ready in worker.generate_async(data, greedy)]
 
-    return asyncio.run(collect())
+
+def rollouts(worker: AsyncRolloutWorker, data: Mapping[str, Any], greedy: bool = False) -> list[tuple[int, Any]]:
+    return asyncio.run(samples(worker, data, greedy))
 
 
 def greedy_ids(worker: AsyncRolloutWorker) -> list[list[int]]:
@@ -91,7 +92,20 @@ def test_a_sample_has_its_prompt_its_completion_and_their_log_probabilities(
 def test_samples_come_in_the_order_in_which_they_end(worker: AsyncRolloutWorker) -> None:
     # The model's length ends the first of them after 8 tokens, the second after 16 and the third after 3.
     prompts = [[1 + i for i in range(length)] for length in (MAX_LENGTH - 8, 4, MAX_LENGTH - 3)]
-    found = rollouts(worker, batch_of(prompts))
+
+    async def held_until_all_are_read() -> list[tuple[int, Any]]:
+        # Otherwise a sample may be done before another is there, or all of them before one is read.
+        await worker.engine.pause("keep")
+        try:
+            found = asyncio.create_task(samples(worker, batch_of(prompts)))
+            while len(worker.engine._engine.request_ids) < 3:
+                await asyncio.sleep(0)
+            await worker.engine.cache_statistics()  # answered after all three were added
+        finally:
+            await worker.engine.resume()
+        return await found
+
+    found = asyncio.run(held_until_all_are_read())
     assert [index for index, _ in found] == [2, 0, 1]
     assert [result["generation_lengths"].item() for _, result in found] == [3, 8, 16]
 
@@ -219,8 +233,12 @@ def test_a_server_over_the_same_engine_keeps_prefix_ids(chat_folder: Path) -> No
     weights = dict(load_file(chat_folder / "model.safetensors"))
     try:
         url = asyncio.run(worker.report_dp_openai_server_base_url())
+
+        def ask(body: dict[str, Any]) -> Any:
+            return httpx.post(f"{url}/chat/completions", json=body, timeout=60).json()
+
         body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "temperature": 0}
-        first = httpx.post(f"{url}/chat/completions", json=body | {"required_prefix_token_ids": []}).json()
+        first = ask(body | {"required_prefix_token_ids": []})
         prefix = first["prompt_token_ids"] + first["choices"][0]["token_ids"]
         ids = torch.tensor([first["prompt_token_ids"]])
         data = {"input_ids": ids, "input_lengths": torch.tensor([ids.shape[1]])}
@@ -228,7 +246,7 @@ def test_a_server_over_the_same_engine_keeps_prefix_ids(chat_folder: Path) -> No
         assert sample["output_ids"][0].tolist() == prefix
         assert asyncio.run(worker.update_weights([{"weights": weights}]))
         body["messages"] += [{"role": "assistant", "content": "other text"}, {"role": "user", "content": "Go on"}]
-        second = httpx.post(f"{url}/chat/completions", json=body | {"required_prefix_token_ids": prefix}).json()
+        second = ask(body | {"required_prefix_token_ids": prefix})
         assert second["prefix_verdict"]["outcome"] == "rewritten"
     finally:
         asyncio.run(worker.shutdown())

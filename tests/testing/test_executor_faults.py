@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -23,7 +24,7 @@ from dovetail.contracts.executor import (
 from dovetail.contracts.step import StepPlan, StepResult
 from dovetail.testing.executor_suite import ExecutorSuite
 from dovetail.testing.faults import Fault, check_fault
-from dovetail.testing.toy_worker import ToySpec
+from dovetail.testing.toy_worker import ToySpec, ToyWorker
 
 
 class InAThread(Executor):
@@ -97,16 +98,48 @@ class DeclaresNothing(InAThread):
 
 
 class TwoThreads(InAThread):
+    """The second plan overtakes the first."""
+
     num_pool_threads = 2
 
+    def start(self) -> None:
+        self.has_overtaken = threading.Event()
+        super().start()
 
-class FourThreads(InAThread):
+    def run(self, workers: tuple[Worker, ...], plan: StepPlan) -> StepResult:
+        if plan.step_id == 0:
+            self.has_overtaken.wait(60)
+        result = super().run(workers, plan)
+        if plan.step_id == 1:
+            self.has_overtaken.set()
+        return result
+
+
+class FourThreads(TwoThreads):
     num_pool_threads = 4
 
 
 class CallsAtOnce(InAThread):
+    """The second step lasts until a call has met it."""
+
+    def start(self) -> None:
+        self.is_inside, self.was_met = threading.Event(), threading.Event()
+        super().start()
+
+    def run(self, workers: tuple[Worker, ...], plan: StepPlan) -> StepResult:
+        if plan.step_id == 1:
+            assert isinstance(workers[0], ToyWorker)
+            with workers[0]._alone("step 1"):
+                self.is_inside.set()
+                self.was_met.wait(60)
+        return super().run(workers, plan)
+
     def call(self, method: str, *args: Any) -> list[Any]:
-        return [worker.call(method, *args) for worker in self.workers()]
+        self.is_inside.wait(60)
+        try:
+            return [worker.call(method, *args) for worker in self.workers()]
+        finally:
+            self.was_met.set()
 
 
 class NeverCloses(InAThread):

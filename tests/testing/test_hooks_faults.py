@@ -135,11 +135,11 @@ class HoldsOthers(Counts):
 class OneThreadOnly(Counts):
     @hookimpl
     def dovetail_engine_started(self) -> None:
-        self.owner = threading.get_ident()
+        self.owner = threading.current_thread()
 
     @hookimpl
     def dovetail_request_added(self, request_id: str) -> None:
-        assert threading.get_ident() == self.owner
+        assert threading.current_thread() is self.owner
 
 
 class Waits(Counts):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -145,13 +146,23 @@ class Grows(Memory):
 
 
 class Torn(Memory):
-    """A reader that comes while a block is written again finds half of it."""
+    """A reader that comes while a block is written again finds half of it. Once, such a reader is waited for."""
+
+    def __init__(self, options: Options, setup: StoreSetup):
+        super().__init__(options, setup)
+        self.is_read = threading.Event()
+
+    def read(self, block_hash: bytes, transfer: Mapping[str, Any]) -> bytes | memoryview | None:
+        found = super().read(block_hash, transfer)
+        if found is not None and len(found) == 100:
+            self.is_read.set()
+        return found
 
     def write(self, block_hash: bytes, record: memoryview) -> Sequence[bytes]:
-        import time
-
+        again = self.records.get((*self.key, block_hash)) is not None
         self.records[*self.key, block_hash] = bytes(record[:100])
-        time.sleep(0.001)
+        if again:
+            self.is_read.wait(60)
         return super().write(block_hash, record)
 
 

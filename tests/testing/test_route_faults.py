@@ -128,8 +128,10 @@ class FramesAhead(TellRoute):
         queue: asyncio.Queue[bytes | BaseException] = asyncio.Queue()
 
         async def fill() -> None:
-            async for frame in TellRoute.frames(self, ask):
-                queue.put_nowait(frame)
+            async for text in self.texts(ask):
+                for letter in text:  # many, however many tokens came at once
+                    queue.put_nowait(b"data: " + orjson.dumps(letter) + b"\n\n")
+            queue.put_nowait(b"data: [DONE]\n\n")
 
         task = asyncio.create_task(fill())
         frame: Any = b""

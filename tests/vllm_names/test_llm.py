@@ -12,6 +12,7 @@ import pytest
 
 import dovetail
 from dovetail.contracts.errors import DovetailError, RequestError
+from dovetail.contracts.telemetry import StepStats, TelemetrySink
 from dovetail.engine.pooling.outputs import EmbeddingRequestOutput
 from dovetail.testing.tiny_adapters import save_adapter
 from dovetail.vllm import LLM, AsyncEngineArgs, AsyncLLM, EngineArgs, LLMEngine, RequestOutputKind, SamplingParams
@@ -154,11 +155,25 @@ def test_members_that_are_missing_say_why(llm: LLM) -> None:
         llm.generate("a", promps=1)
 
 
+class HoldsAll(TelemetrySink):
+    """Holds every request of an engine after each step."""
+
+    contract = (1, 0)
+
+    def __init__(self, engine: Any):
+        self.engine = engine
+
+    def on_step(self, stats: StepStats) -> None:
+        self.engine.hold(self.engine.request_ids)
+
+
 def test_requests_are_aborted_by_the_number_that_was_given(checkpoint: Path) -> None:
     args = AsyncEngineArgs(model=str(checkpoint), num_gpu_blocks_override=70)
 
     async def stop() -> list[str | None]:
         with AsyncLLM.from_engine_args(args) as engine:
+            # Held after its first token: nothing but the abort ends it.
+            engine._engine.add_telemetry_sink(HoldsAll(engine._engine))
             params = SamplingParams(max_tokens=500, temperature=0, ignore_eos=True)
             reasons = []
             async for output in engine.generate("ab", params, 7):

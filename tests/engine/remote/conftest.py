@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,6 +14,7 @@ import pytest
 
 from dovetail import AsyncLLMEngine
 from dovetail.config.load import load_config
+from dovetail.contracts.errors import WorkerError
 from dovetail.engine.remote.client import RemoteEngine
 from dovetail.engine.remote.engine_process import EngineProcess
 
@@ -79,6 +83,36 @@ def with_remote(engine_process: EngineProcess) -> Callable[[Callable[[RemoteEngi
         return asyncio.run(connected())
 
     return run
+
+
+def stop(process: EngineProcess) -> None:
+    """Returns once the process stands still."""
+    os.kill(process.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+
+
+@asynccontextmanager
+async def silent(process: EngineProcess, client: RemoteEngine) -> AsyncIterator[None]:
+    """The engine stands still, which this client of it notices soon if it expects something. A short `HEALTH_S` would
+    be that of all clients, and an engine that is not scheduled for a moment would be silent as well."""
+    watch = client._answers
+    check_health = watch._check_health
+
+    async def check_soon() -> None:
+        try:
+            await asyncio.wait_for(check_health(), 0.2)
+        except TimeoutError:
+            raise WorkerError("the engine has not answered") from None
+
+    stop(process)
+    try:
+        await watch.close()  # it may wait for an answer already, for as long as any other client
+        watch._check_health = check_soon
+        watch.start()
+        yield
+    finally:
+        watch._check_health = check_health
+        os.kill(process.pid, signal.SIGCONT)
 
 
 async def until_idle(engine: RemoteEngine) -> None:

@@ -92,6 +92,7 @@ def test_refusals_arrive_as_what_they_are(with_client: WithClient, adapter: LoRA
 
 def test_an_adapter_in_use_is_not_unloaded(with_client: WithClient, adapter: LoRARequest) -> None:
     async def main(client: EngineClient) -> None:
+        await client.add_lora(adapter)  # one that is read only after the test would not be unloaded then
         await client.pause("keep")
         stream = await client.submit(PROMPT, GREEDY, lora_request=adapter)
         with pytest.raises(AdapterConflict, match="'pirate' is used by 1 request"):

@@ -25,6 +25,7 @@ from dovetail.engine.remote import answer_watch
 from dovetail.engine.remote import client as client_module
 from dovetail.engine.remote.client import RemoteEngine
 from dovetail.engine.remote.engine_process import EngineProcess
+from tests.engine.remote.conftest import stop
 
 WithRemote = Callable[[Callable[[RemoteEngine], Awaitable[Any]]], Any]
 
@@ -56,12 +57,6 @@ NEW = SamplingParams(max_tokens=200, ignore_eos=True, extra={"held": "new"})
 BEGUN = replace(NEW, extra={"held": "begun"})
 """Requests that run for long, and are held where HOLDING of tests/conftest.py says: however late a test goes on, they
 are under way."""
-
-
-def stop(process: EngineProcess) -> None:
-    """Returns once the process stands still."""
-    os.kill(process.pid, signal.SIGSTOP)
-    os.waitid(os.P_PID, process.pid, os.WSTOPPED)
 
 
 async def collect(engine: EngineClient, params: SamplingParams, prompt: Any = PROMPT) -> list[RequestOutput]:
@@ -167,7 +162,9 @@ def test_a_request_is_explained_by_any_client_while_it_runs_and_afterwards(
         outputs = aiter(stream)
         await anext(outputs)
         async with await RemoteEngine.connect(engine_process.address, 60) as other:
-            (running,) = (await other.explain_request("told")).requests
+            # The step after the one of its first token holds it.
+            while (running := (await other.explain_request("told")).requests[0]).state == "running":
+                await asyncio.sleep(0)
             await engine.call("resume", request_ids="told-0")
             last = [output async for output in outputs][-1]
             (ended,) = (await other.explain_request("told-0")).requests
@@ -198,6 +195,7 @@ def test_an_id_in_use_is_refused_also_where_another_client_has_it(
 ) -> None:
     async def main(engine: RemoteEngine) -> None:
         first = await engine.submit(PROMPT, BEGUN, "same")
+        await anext(aiter(first))  # a resume before it is held would come too early
         with pytest.raises(RequestError, match="'same' is in use"):
             await engine.submit(PROMPT, BEGUN, "same")
         async with await RemoteEngine.connect(engine_process.address, 60) as other:

@@ -40,6 +40,7 @@ from dovetail.engine.replicas.state import EngineState, bring_to
 from dovetail.plugins.routers.prefix_aware import PrefixAware, PrefixAwareOptions
 from dovetail.plugins.routers.round_robin import RoundRobin
 from dovetail.testing.tiny_adapters import save_adapter
+from tests.engine.remote.conftest import silent
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 TEXTS = [
@@ -361,6 +362,7 @@ def test_who_misses_a_part_of_an_update_gets_all_of_it_afterwards(
     """The first replica: silent for a bucket of a partial update, and later another process since the update began. The
     weights of the other are those of both."""
     monkeypatch.setattr(answer_watch, "PATIENCE_S", 0.02)
+    monkeypatch.setattr(client_module, "HEALTH_S", 60.0)
     weights = load_file(story_model / "model.safetensors")
     names = sorted(name for name in weights if name.endswith("mlp.down_proj.weight"))
     buckets = []
@@ -377,13 +379,13 @@ def test_who_misses_a_part_of_an_update_gets_all_of_it_afterwards(
         async with replicas((first.address, second.address), round_robin) as engine:
             await engine.init_weight_transfer_engine()
             await engine.start_weight_update(weight_version=3, partial=True)
-            os.kill(first.pid, signal.SIGSTOP)
-            monkeypatch.setattr(client_module, "HEALTH_S", 0.2)
-            await until_up(engine, 0, is_up=False)
-            await engine.update_weights(buckets[0])
-            os.kill(first.pid, signal.SIGCONT)
-            monkeypatch.setattr(client_module, "HEALTH_S", 60.0)
+            client = engine._replicas[0].engine
+            async with silent(first, client):
+                asked = asyncio.ensure_future(client.weights())  # it notices only where it expects something
+                await until_up(engine, 0, is_up=False)
+                await engine.update_weights(buckets[0])
             await until_up(engine, 0)
+            await asked
             await engine.update_weights(buckets[1])
             report = await engine.finish_weight_update()
             await until_up(engine, 0)
@@ -504,6 +506,7 @@ def test_a_replica_that_does_not_answer_gets_no_requests_until_it_does(
 ) -> None:
     """Requests of which nothing was read move meanwhile. What all were asked to do it does before it serves again."""
     monkeypatch.setattr(answer_watch, "PATIENCE_S", 0.02)
+    monkeypatch.setattr(client_module, "HEALTH_S", 60.0)
 
     async def main() -> None:
         async with replicas(pair, round_robin) as engine:
@@ -511,9 +514,7 @@ def test_a_replica_that_does_not_answer_gets_no_requests_until_it_does(
             waiting = [await engine.submit(text, GREEDY) for text in TEXTS]
             assert {stream.replica for stream in waiting} == {0, 1}
             results = [asyncio.ensure_future(last_of(aiter(stream))) for stream in waiting]
-            os.kill(processes[0].pid, signal.SIGSTOP)
-            try:
-                monkeypatch.setattr(client_module, "HEALTH_S", 0.2)
+            async with silent(processes[0], engine._replicas[0].engine):
                 while any(stream.replica == 0 for stream in waiting):
                     await asyncio.sleep(0.01)
                 assert [state.is_up for state in engine.states] == [False, True]
@@ -521,9 +522,6 @@ def test_a_replica_that_does_not_answer_gets_no_requests_until_it_does(
                 assert not await engine.is_paused()
                 found = [(await result).outputs[0].token_ids for result in results]
                 assert found == [await tokens(local_engine, text) for text in TEXTS]
-            finally:
-                os.kill(processes[0].pid, signal.SIGCONT)
-            monkeypatch.setattr(client_module, "HEALTH_S", 60.0)
             await until_up(engine, 0)
             assert not await engine.is_paused()  # it missed the call, and has caught up
 

@@ -359,7 +359,8 @@ def shared_llms(byte_model: Path) -> Any:
         llm.shutdown()
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+# The same examples each time: a draw within rounding of a boundary may fall to either side in batches of other shapes.
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(schema=VALUES, seed=st.integers(0, 2**32))
 def test_outputs_that_stopped_are_instances_of_their_schema(shared_llms, schema, seed):
     form = StructuredOutputs(json=schema, max_whitespace=1)

@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from dovetail.contracts.errors import ConfigError, DovetailError
 from dovetail.plugins.commands.bench.cli import app
 from dovetail.plugins.commands.bench.compare import compare
 from dovetail.plugins.commands.bench.result import FailedRequests, Result, read_result
+from dovetail.plugins.commands.bench.serve import session
 from dovetail.plugins.commands.bench.serve.loads import DATASETS
 from dovetail.plugins.commands.bench.serve.sse import EventReader
 
@@ -129,9 +131,21 @@ def test_each_kind_of_failure_is_one_line_with_its_count_and_what_was_told(tmp_p
     assert found.stderr.count(" x http ") == 2
 
 
-def test_a_server_that_falls_silent_is_not_waited_for(tmp_path: Path, server: Any) -> None:
+def test_a_server_that_falls_silent_is_not_waited_for(
+    tmp_path: Path, server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask_usage = session._ask_usage
+
+    async def ask_patiently(client: httpx.AsyncClient, *more: Any) -> Any:
+        """The short request of the beginning is answered, and may take its time."""
+        short, client.timeout = client.timeout, httpx.Timeout(60)
+        usage = await ask_usage(client, *more)
+        client.timeout = short
+        return usage
+
+    monkeypatch.setattr(session, "_ask_usage", ask_patiently)
     data = texts_file(tmp_path, ["fault"])
-    found = invoke(["--base-url", server.url, "--model", "usage-hang", *data, "--timeout", "2"])
+    found = invoke(["--base-url", server.url, "--model", "usage-hang", *data, "--timeout", "0.5"])
     assert found.exit_code == 1
     assert "1 x timeout: " in found.stderr
 

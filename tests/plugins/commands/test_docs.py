@@ -62,8 +62,8 @@ class TestDocs(CommandSuite):
 
 def test_pages_are_served(address: str) -> None:
     for page in PAGES:
-        assert httpx.get(f"{address}/{page}").text == f"this is {page}"
-    assert httpx.get(f"{address}/").text == "this is index.html"
+        assert httpx.get(f"{address}/{page}", timeout=60).text == f"this is {page}"
+    assert httpx.get(f"{address}/", timeout=60).text == "this is index.html"
 
 
 @pytest.mark.parametrize("path", ["/../secret", "/%2e%2e/secret", "/contracts/../../secret", "/assets/", "/none.html"])
@@ -88,7 +88,7 @@ def test_ctrl_c_ends_it(site: Path) -> None:
     ) as served:
         assert served.stdout is not None
         address = served.stdout.readline().split()[0]
-        assert httpx.get(address).text == "this is contracts/scheduler.html"
+        assert httpx.get(address, timeout=60).text == "this is contracts/scheduler.html"
         served.send_signal(signal.SIGINT)
         _, errors = served.communicate(timeout=60)
     assert served.returncode == 0

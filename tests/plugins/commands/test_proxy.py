@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ from dovetail.plugins.routes.completions.route import CompletionsRoute
 from dovetail.plugins.routes.models import ModelsRoute
 from dovetail.plugins.server.live import live_server
 from dovetail.testing.chat_models import FAMILIES, save_chat_model
+from dovetail.testing.watched_engine import Script, WatchedEngine
+from tests.ports import free_ports
 
 KINDS = (CompletionsRoute, ChatRoute, ModelsRoute)
 ROUTES = {kind.__name__: (kind, kind.Options()) for kind in KINDS}
@@ -37,12 +39,6 @@ PROMPT = "What was computed once is not computed again, wherever it was. " * 2
 COMPLETE = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
 CHAT = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 8, "temperature": 0, "ignore_eos": True}
 HALF = b'data: {"choices":[{"index":0,"text":"a"}]}\n\n'
-
-
-def free_port() -> int:
-    with socket.socket() as tried:
-        tried.bind(("127.0.0.1", 0))
-        return min(int(tried.getsockname()[1]), 65000)
 
 
 @dataclass(frozen=True)
@@ -80,7 +76,7 @@ class Site:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     model: Path = tmp_path_factory.mktemp("proxied")
     save_chat_model(model, FAMILIES["hermes"])
-    port = free_port()
+    port = free_ports()
     connectors = (
         {"name": "peer", "role": "producer", "port": port},
         {"name": "peer", "role": "consumer", "peers": [f"127.0.0.1:{port}"]},
@@ -98,6 +94,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             engines.append(engine)
             urls.append(stack.enter_context(live_server(engine, ROUTES, model_names=("tiny",))).url)
         yield Site(urls[0], urls[1], (engines[0], engines[1]))
+
+
+@pytest.fixture
+def gone() -> Iterator[str]:
+    """The address of a server that is not there."""
+    with socket.socket() as nobody:  # bound, and does not listen
+        nobody.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{nobody.getsockname()[1]}"
 
 
 @contextmanager
@@ -176,15 +180,17 @@ def test_streams_come_as_they_are(site: Site) -> None:
     assert "".join(choice["text"] for event in events for choice in event["choices"]) == direct
 
 
-def test_without_a_prefill_server_the_decode_server_computes(site: Site) -> None:
-    gone = f"http://127.0.0.1:{free_port()}"
+def test_without_a_prefill_server_the_decode_server_computes(site: Site, gone: str) -> None:
     choices, found = shown(site.ask("/v1/completions", {**COMPLETE, "cache_salt": "alone"}, prefill=[gone]))
     assert (choices[0]["finish_reason"], found) == ("length", 0)
 
 
 def test_a_prefill_server_that_takes_too_long_is_waited_for_and_warned_of_once(
-    site: Site, caplog: pytest.LogCaptureFixture
+    site: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    note_silence = Servers.note_silence
+    # However late the second request comes, the server is left out still.
+    monkeypatch.setattr(Servers, "note_silence", lambda servers, url, for_s: note_silence(servers, url, 1200 * for_s))
     bodies = [{**COMPLETE, "cache_salt": f"late {number}"} for number in range(2)]
     with paused(site.engines[0]), caplog.at_level(logging.WARNING, "dovetail.proxy"):
         answers = site.ask_in_turn("/v1/completions", bodies, prefill_timeout_s=3.0)
@@ -215,17 +221,20 @@ def test_a_client_that_hangs_up_is_aborted_where_its_request_is(site: Site, role
 
 def test_a_client_that_hangs_up_amid_a_stream_is_aborted(site: Site) -> None:
     engine, long = site.engines[1], {**COMPLETE, "stream": True, "max_tokens": 800}
-    with live_proxy(site) as port, ExitStack() as stack:
+    watched = WatchedEngine(engine)
+    watched.script = Script(num_outputs=1)  # then it is held
+    with (
+        live_server(watched, ROUTES, model_names=("tiny",)) as decode,
+        live_proxy(replace(site, decode=decode.url)) as port,
+    ):
         with httpx.stream("POST", f"http://127.0.0.1:{port}/v1/completions", json=long, timeout=60) as response:
-            events = response.iter_lines()
-            next(events)
-            stack.enter_context(paused(engine))
+            next(response.iter_lines())
+            assert watched.is_waiting.wait(60)
             assert len(engine._engine.request_ids) == 1
         wait_until(lambda: not engine._engine.request_ids, "the request is aborted")
 
 
-def test_another_decode_server_is_asked_or_the_failure_reported(site: Site) -> None:
-    gone = f"http://127.0.0.1:{free_port()}"
+def test_another_decode_server_is_asked_or_the_failure_reported(site: Site, gone: str) -> None:
     assert shown(site.ask("/v1/completions", COMPLETE, decode=[gone, site.decode]))[0]
     failed = site.ask("/v1/completions", COMPLETE, decode=[gone])
     assert failed.status_code == 502

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -10,25 +9,12 @@ from dovetail.plugins.kv_connectors.disk import Disk
 from dovetail.plugins.kv_connectors.host import Host
 from dovetail.plugins.kv_connectors.peer import Peer
 from dovetail.testing.kv_connector_suite import KVConnectorSuite
+from tests.ports import free_ports
 
 _SMALL = 6 * 4096 / 2**30
 
 
-def _free_ports() -> int:
-    """The first of two ports that nobody listens at."""
-    while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port = int(first.getsockname()[1])
-            try:
-                second.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
-            if port <= 65000:
-                return port
-
-
-PORT = _free_ports()
+PORT = free_ports(2)
 
 
 class TestHost(KVConnectorSuite):

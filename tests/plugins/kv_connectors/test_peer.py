@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import socket
-
 import pytest
 from pydantic import ValidationError
 
 from dovetail.contracts.kv_connector import BlockStore, ConnectorSetup, StoreSetup
 from dovetail.plugins.kv_connectors.peer import Peer, PeerOptions
+from tests.ports import free_ports
 
 HASH = bytes(32)
 SETUP = StoreSetup(namespace=bytes(32), rank=0, num_ranks=1, record_bytes=4)
-
-
-def _free_port(host: str) -> int:
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as tried:
-        tried.bind((host, 0))
-        return min(int(tried.getsockname()[1]), 65000)
 
 
 def _producer(host: str, port: int, record: bytes) -> BlockStore:
@@ -28,7 +21,7 @@ def _producer(host: str, port: int, record: bytes) -> BlockStore:
 
 def test_a_producer_that_started_again_has_not_failed() -> None:
     """The connection to the one before is closed; one that nobody answers is a failure that names the peer."""
-    port = _free_port("127.0.0.1")
+    port = free_ports()
     transfer = {"remote_host": "127.0.0.1", "remote_port": port}
     consumer = Peer.open_store(PeerOptions(role="consumer", peers=("*",)), SETUP)
     for record in (b"1st.", b"2nd."):
@@ -43,7 +36,7 @@ def test_a_producer_that_started_again_has_not_failed() -> None:
 
 def test_a_peer_may_have_an_address_of_ipv6() -> None:
     try:
-        port = _free_port("::1")
+        port = free_ports(host="::1")
     except OSError:
         pytest.skip("this machine has no IPv6")
     options = PeerOptions(host="::1", port=port, peers=(f"[::1]:{port}",), wait_seconds=0)

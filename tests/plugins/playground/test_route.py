@@ -91,12 +91,15 @@ def test_facts_are_what_can_be_chosen(client: httpx.Client) -> None:
 
 def test_files_are_open_and_what_they_ask_is_not(engine: AsyncLLMEngine) -> None:
     routes: Any = {"playground": (PlaygroundRoute, PlaygroundRoute.Options())}
-    with live_server(engine, routes, api_keys=("secret",)) as live, httpx.Client(base_url=live.url) as client:
+    with (
+        live_server(engine, routes, api_keys=("secret",)) as live,
+        httpx.Client(base_url=live.url, timeout=60) as client,
+    ):
         assert {client.get(path).status_code for path in PATHS} == {200}
         assert client.get("/playground/facts").status_code == 401
         assert client.get("/playground/facts", headers={"authorization": "Bearer secret"}).status_code == 200
 
 
 def test_modules_are_small(server: LiveServer) -> None:
-    with httpx.Client(base_url=server.url) as client:
+    with httpx.Client(base_url=server.url, timeout=60) as client:
         assert max(len(client.get(path).text.splitlines()) for path in PATHS if path.endswith(".js")) < 300

@@ -291,8 +291,9 @@ def test_a_request_that_runs_is_explained(engine: AsyncLLMEngine) -> None:
     with live_server(watched, routes) as live, httpx.Client(base_url=live.url, timeout=60) as client:
         with client.stream("POST", "/v1/completions", json=body):
             assert watched.is_waiting.wait(60)
+            # The step after the one of its last token holds it.
+            wait_until(lambda: explained(client, "cmpl-mine")[0]["state"] == "held", "the request is held")
             (found,) = explained(client, "cmpl-mine")
-            assert found["state"] == "held"
             assert 0 < found["output"]["tokens"] < 200
             assert found["output"]["finish_reason"] is None
         wait_until(lambda: explained(client, "mine")[0]["state"] == "finished", "the client that left is noticed")
@@ -381,6 +382,6 @@ def test_an_id_that_is_too_long_is_refused(client: httpx.Client, check_error: Ch
 
 def test_a_key_is_needed(engine: AsyncLLMEngine, check_error: CheckError) -> None:
     with live_server(engine, {"explain": (ExplainRoute, PluginOptions())}, api_keys=("k",)) as live:
-        check_error(httpx.get(f"{live.url}/v1/explain/x"), 401)
-        check_error(httpx.post(f"{live.url}/v1/explain/completions", json={"prompt": "x"}), 401)
-        check_error(httpx.get(f"{live.url}/v1/explain/x", headers={"authorization": "Bearer k"}), 404)
+        check_error(httpx.get(f"{live.url}/v1/explain/x", timeout=60), 401)
+        check_error(httpx.post(f"{live.url}/v1/explain/completions", json={"prompt": "x"}, timeout=60), 401)
+        check_error(httpx.get(f"{live.url}/v1/explain/x", headers={"authorization": "Bearer k"}, timeout=60), 404)

@@ -15,7 +15,7 @@ from tests.plugins.server.test_server import talk
 
 @pytest.mark.parametrize("path", ["/health", "/ready", "/version", "/v1/models"])
 def test_head_is_answered_as_get_without_a_body(server: LiveServer, path: str) -> None:
-    whole = httpx.get(server.url + path)
+    whole = httpx.get(server.url + path, timeout=60)
     head, _, body = talk(server, f"HEAD {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n".encode()).partition(
         b"\r\n\r\n"
     )

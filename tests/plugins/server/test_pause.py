@@ -127,6 +127,6 @@ def test_what_means_nothing_is_a_bad_request(
 def test_clients_may_not_unless_the_config_says_so(engine: AsyncLLMEngine) -> None:
     with live_server(engine, {"pause": (PauseRoute, PauseRoute.Options())}, model_names=("story",)) as live:
         for path in ("/pause", "/resume", "/sleep", "/wake_up"):
-            status, text = refused(httpx.post(live.url + path))
+            status, text = refused(httpx.post(live.url + path, timeout=60))
             assert status == 403
             assert "allow_control" in text

@@ -159,7 +159,7 @@ def test_more_inputs_than_the_engine_gets_at_once(engine: AsyncLLMEngine, decode
         texts = [f"cat {'mat ' * index}" for index in range(9)]
         answer = httpx.post(live.url + "/v1/embeddings", json={"input": texts}, timeout=60)
         assert same([one["embedding"] for one in answer.json()["data"]], embedded(decoder.llm, texts))
-        refused = httpx.post(live.url + "/v1/embeddings", json={"input": [*texts, "dog"]})
+        refused = httpx.post(live.url + "/v1/embeddings", json={"input": [*texts, "dog"]}, timeout=60)
         assert refused.status_code == 400
         assert "input has 10 entries, and the server takes 9" in refused.json()["error"]["message"]
 
@@ -344,10 +344,12 @@ def test_without_a_pooler_the_refusal_says_what_to_do(story_model: Path, check_e
     config = {"model": {"path": str(story_model)}, "pooling": {"embed": None}, "executor": {"threads": 1}}
     with AsyncLLMEngine.from_config(config) as engine, live_server(engine, ROUTES) as live:
         for path, body in (("/v1/embeddings", {"input": "a"}), ("/score", {"text_1": "a", "text_2": "b"})):
-            error = check_error(httpx.post(live.url + path, json=body), 400, "model")
+            error = check_error(httpx.post(live.url + path, json=body, timeout=60), 400, "model")
             assert "pooling.embed is null" in error["message"]
             assert "name a pooler" in error["message"]
-        error = check_error(httpx.post(live.url + "/pooling", json={"input": "a", "task": "classify"}), 400, "model")
+        error = check_error(
+            httpx.post(live.url + "/pooling", json={"input": "a", "task": "classify"}, timeout=60), 400, "model"
+        )
         assert "the checkpoint has no score head" in error["message"]
 
 
@@ -363,7 +365,7 @@ def test_a_client_that_leaves_ends_all_its_inputs(engine: AsyncLLMEngine) -> Non
             wait_until(lambda: not live.host.under_way, "the request is over")
         finally:
             asyncio.run(engine.resume())
-        assert httpx.post(live.url + "/v1/embeddings", json={"input": "a cat"}).status_code == 200
+        assert httpx.post(live.url + "/v1/embeddings", json={"input": "a cat"}, timeout=60).status_code == 200
 
 
 def test_an_input_that_the_engine_drops_is_no_result(engine: AsyncLLMEngine) -> None:

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from operator import mul
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from dovetail import LLM, SamplingParams
 from dovetail.spec_decode.experiments.live.records import read_live
 from dovetail.testing.tiny_adapters import save_adapter
 from tests.plugins.server.conftest import wait_until
+from tests.ports import free_ports
 
 COMPLETE = {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
 LONG = {**COMPLETE, "max_tokens": 200, "ignore_eos": True, "stream": True}
@@ -48,14 +49,17 @@ class Served:
 
     def children(self, what: str) -> list[psutil.Process]:
         """Processes that run this module."""
-        return [p for p in psutil.Process(self.process.pid).children() if any(what in part for part in p.cmdline())]
+        found = []
+        for process in psutil.Process(self.process.pid).children():
+            with suppress(psutil.NoSuchProcess):  # it has ended
+                if any(what in part for part in process.cmdline()):
+                    found.append(process)
+        return found
 
 
 def write_config(model: Path, directory: Path) -> tuple[Path, int]:
     """A config file, and the port in it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_ports()
     config = {
         "model": {"path": str(model), "dtype": "float32", "max_model_len": 256},
         "cache": {"block_size": 4, "num_blocks": 600},
@@ -277,6 +281,10 @@ def test_an_engine_that_is_killed_comes_back(served: Served) -> None:
 
 
 def test_a_worker_that_hangs_is_no_healthy_engine(story_model: Path, tmp_path: Path) -> None:
+    def step_takes_too_long() -> bool:
+        health = httpx.get(f"{served.url}/health", timeout=60)
+        return health.status_code == 503 and "one step has taken" in health.json()["error"]["message"]
+
     options = ("-o", "executor.name=multiproc", "-o", "server.unhealthy_after_s=0.5")
     with serving(story_model, tmp_path, *options) as served, ThreadPoolExecutor(1) as pool:
         (engine,) = served.children("engine_process")
@@ -286,10 +294,8 @@ def test_a_worker_that_hangs_is_no_healthy_engine(story_model: Path, tmp_path: P
             for worker in workers:
                 hung.enter_context(stopped(worker))
             answer = pool.submit(served.post, COMPLETE)
-            wait_until(lambda: not served.is_ready(), "the step takes too long")
-            response = httpx.get(f"{served.url}/health", timeout=60)
-            assert response.status_code == 503
-            assert "one step has taken" in response.json()["error"]["message"]
+            wait_until(step_takes_too_long, "the engine is not healthy")
+            wait_until(lambda: not served.is_ready(), "the engine is not ready")
         assert answer.result().status_code == 200
         wait_until(served.is_ready, "the engine is healthy again")
 

@@ -156,7 +156,7 @@ def raising(engine: AsyncLLMEngine) -> Any:
 
 @pytest.fixture
 def caller(raising: LiveServer) -> Any:
-    with httpx.Client(base_url=raising.url, headers={"authorization": "Bearer second"}) as created:
+    with httpx.Client(base_url=raising.url, headers={"authorization": "Bearer second"}, timeout=60) as created:
         yield created
 
 
@@ -240,7 +240,7 @@ def test_what_fastapi_validates_is_a_400(caller: httpx.Client, check_error: Chec
 )
 def test_a_key_is_asked_for(raising: LiveServer, headers: dict[str, str], status: int) -> None:
     given = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
-    response = httpx.get(f"{raising.url}/v1/models", headers=given)
+    response = httpx.get(f"{raising.url}/v1/models", headers=given, timeout=60)
     assert response.status_code == status
     if status == 401:
         assert response.json()["error"]["type"] == "authentication_error"
@@ -249,11 +249,11 @@ def test_a_key_is_asked_for(raising: LiveServer, headers: dict[str, str], status
 
 @pytest.mark.parametrize("path", ["/health", "/ping", "/ready", "/live", "/version", "/docs", "/openapi.json"])
 def test_some_paths_are_open(raising: LiveServer, path: str) -> None:
-    assert httpx.get(raising.url + path).status_code == 200
+    assert httpx.get(raising.url + path, timeout=60).status_code == 200
 
 
 def test_unknown_paths_are_not_told_without_a_key(raising: LiveServer) -> None:
-    assert httpx.get(f"{raising.url}/nothing").status_code == 401
+    assert httpx.get(f"{raising.url}/nothing", timeout=60).status_code == 401
 
 
 def test_an_announced_gigabyte_is_refused_unread(raising: LiveServer) -> None:
@@ -293,8 +293,11 @@ def test_slow_headers_and_bodies_are_given_up(engine: AsyncLLMEngine) -> None:
 
 def test_a_request_that_takes_too_long_is_ended(engine: AsyncLLMEngine, check_error: CheckError) -> None:
     with live_server(engine, ROUTES, request_timeout_s=0.2) as live:
-        check_error(httpx.get(f"{live.url}/wait"), 408)
-        first, last, rest = httpx.get(f"{live.url}/wait?frames=1").text.split("\n\n")
+        check_error(httpx.get(f"{live.url}/wait", timeout=60), 408)
+        # A 408: the server was not scheduled before its first frame.
+        answers = (httpx.get(f"{live.url}/wait?frames=1", timeout=60) for _ in range(100))
+        begun = next(answer for answer in answers if answer.status_code != 408)
+        first, last, rest = begun.text.split("\n\n")
         assert (first, rest) == ("data: 0", "")
         assert json.loads(last.removeprefix("event: error\ndata: "))["error"]["type"] == "timeout_error"
 
@@ -302,21 +305,21 @@ def test_a_request_that_takes_too_long_is_ended(engine: AsyncLLMEngine, check_er
 def test_cors_is_for_the_origins_that_are_named(engine: AsyncLLMEngine) -> None:
     with live_server(engine, ROUTES, cors=CORSSettings(allow_origins=("https://a.example",)), api_keys=("k",)) as live:
         asks = {"origin": "https://a.example", "access-control-request-method": "POST"}
-        assert httpx.options(f"{live.url}/v1/models", headers=asks).status_code == 200
-        refused = httpx.get(f"{live.url}/v1/models", headers={"origin": "https://a.example"})
+        assert httpx.options(f"{live.url}/v1/models", headers=asks, timeout=60).status_code == 200
+        refused = httpx.get(f"{live.url}/v1/models", headers={"origin": "https://a.example"}, timeout=60)
         assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, "https://a.example")
-        other = httpx.options(f"{live.url}/v1/models", headers={**asks, "origin": "https://b.example"})
+        other = httpx.options(f"{live.url}/v1/models", headers={**asks, "origin": "https://b.example"}, timeout=60)
         assert "access-control-allow-origin" not in other.headers
 
 
 def test_a_draining_server_refuses_what_is_new(engine: AsyncLLMEngine, check_error: CheckError) -> None:
     with live_server(engine, ROUTES) as live:
         live.host.is_draining = True
-        response = httpx.get(f"{live.url}/v1/models")
+        response = httpx.get(f"{live.url}/v1/models", timeout=60)
         assert "retry-after" in response.headers
         check_error(response, 503)
-        check_error(httpx.get(f"{live.url}/ready"), 503)
-        assert httpx.get(f"{live.url}/health").status_code == 200
+        check_error(httpx.get(f"{live.url}/ready", timeout=60), 503)
+        assert httpx.get(f"{live.url}/health", timeout=60).status_code == 200
 
 
 def test_the_end_lets_requests_finish_and_then_interrupts_them(engine: AsyncLLMEngine) -> None:
@@ -324,7 +327,7 @@ def test_the_end_lets_requests_finish_and_then_interrupts_them(engine: AsyncLLME
     first_came = threading.Event()
 
     def read(url: str) -> None:
-        with httpx.stream("GET", f"{url}/wait?frames=1") as response:
+        with httpx.stream("GET", f"{url}/wait?frames=1", timeout=60) as response:
             for line in response.iter_lines():
                 events.append(line)
                 first_came.set()
@@ -368,7 +371,7 @@ def test_https(engine: AsyncLLMEngine, tmp_path: Path) -> None:
     tls = TLSSettings(certfile=str(certificate), keyfile=str(key))
     with live_server(engine, ROUTES, tls=tls) as live:
         context = ssl.create_default_context(cafile=str(certificate))
-        assert httpx.get(f"{live.url}/health", verify=context).status_code == 200
+        assert httpx.get(f"{live.url}/health", verify=context, timeout=60).status_code == 200
     assert live.url.startswith("https://")
 
 
@@ -388,7 +391,10 @@ def test_an_address_that_is_taken_is_refused(raising: LiveServer, tmp_path: Path
 def test_a_unix_socket_serves_and_a_dead_ones_file_is_taken_over(engine: AsyncLLMEngine, tmp_path: Path) -> None:
     path = str(tmp_path / "s")
     for _ in range(2):
-        with live_server(engine, ROUTES, uds=path), httpx.Client(transport=httpx.HTTPTransport(uds=path)) as caller:
+        with (
+            live_server(engine, ROUTES, uds=path),
+            httpx.Client(transport=httpx.HTTPTransport(uds=path), timeout=60) as caller,
+        ):
             assert caller.get("http://a/health").status_code == 200
             with pytest.raises(ConfigError):
                 listen(ServerSettings(uds=path))
@@ -396,20 +402,20 @@ def test_a_unix_socket_serves_and_a_dead_ones_file_is_taken_over(engine: AsyncLL
 
 def test_a_prefix_that_a_proxy_takes_off(engine: AsyncLLMEngine) -> None:
     with live_server(engine, ROUTES, root_path="/llm", api_keys=("k",)) as live:
-        assert httpx.get(f"{live.url}/health").status_code == 200
-        assert httpx.get(f"{live.url}/v1/models", headers={"x-api-key": "k"}).status_code == 200
-        assert httpx.get(f"{live.url}/openapi.json").json()["servers"] == [{"url": "/llm"}]
+        assert httpx.get(f"{live.url}/health", timeout=60).status_code == 200
+        assert httpx.get(f"{live.url}/v1/models", headers={"x-api-key": "k"}, timeout=60).status_code == 200
+        assert httpx.get(f"{live.url}/openapi.json", timeout=60).json()["servers"] == [{"url": "/llm"}]
 
 
 @pytest.mark.parametrize("path", ["/guarded/itself", "/guarded/by-router", "/whole/itself"])
 def test_dependencies_of_fastapi_run(engine: AsyncLLMEngine, check_error: CheckError, path: str) -> None:
     with live_server(engine, {"guarded": (Guarded, OPTIONS), "whole": (GuardedWhole, OPTIONS)}) as live:
-        check_error(httpx.get(live.url + path), 403)
-        assert httpx.get(live.url + path, headers={"x-admin": "yes"}).text == "in"
+        check_error(httpx.get(live.url + path, timeout=60), 403)
+        assert httpx.get(live.url + path, headers={"x-admin": "yes"}, timeout=60).text == "in"
 
 
 def test_an_openapi_document_names_the_fields(raising: LiveServer, server: LiveServer) -> None:
-    document = httpx.get(f"{server.url}/openapi.json").json()
+    document = httpx.get(f"{server.url}/openapi.json", timeout=60).json()
     body = document["paths"]["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert {"prompt", "min_p", "speculation"} <= set(body["properties"])
 
@@ -422,7 +428,7 @@ def test_metrics_are_the_engines(story_model: Path) -> None:
     config = {"model": str(story_model), "cache": {"num_blocks": 40}, "telemetry": ["prometheus"]}
     routes = {"metrics": (MetricsRoute, OPTIONS)}
     with AsyncLLMEngine.from_config(config) as engine, live_server(engine, routes) as live:
-        response = httpx.get(f"{live.url}/metrics")
+        response = httpx.get(f"{live.url}/metrics", timeout=60)
         exposition = asyncio.run(engine.metrics())
         assert response.headers["content-type"] == exposition.content_type
         names = {line.split()[2] for line in exposition.body.decode().splitlines() if line.startswith("# HELP")}
@@ -472,10 +478,10 @@ def test_an_engine_that_ended_is_unavailable_and_logged_once(
         engine.shutdown()
         with caplog.at_level(logging.INFO, "dovetail.server"):
             for path in ("health", "ready") * 3:
-                assert "ended for good" in check_error(httpx.get(f"{live.url}/{path}"), 503)["message"]
+                assert "ended for good" in check_error(httpx.get(f"{live.url}/{path}", timeout=60), 503)["message"]
         (record,) = [record for record in caplog.records if record.name == "dovetail.server"]
         assert (record.levelname, record.exc_info) == ("WARNING", None)
-        assert httpx.get(f"{live.url}/live").status_code == 200
+        assert httpx.get(f"{live.url}/live", timeout=60).status_code == 200
 
 
 def test_an_api_process_imports_no_torch() -> None:

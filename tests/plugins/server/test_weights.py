@@ -239,7 +239,7 @@ def test_what_means_nothing_is_a_bad_request(stage: Stage, path: str, body: dict
 def test_clients_may_not_unless_the_config_says_so(engine: AsyncLLMEngine) -> None:
     with live_server(engine, {"weights": (WeightsRoute, WeightsRoute.Options())}, model_names=("story",)) as live:
         for phase in ("init_weight_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update"):
-            status, text = refused(httpx.post(f"{live.url}/{phase}", json={}))
+            status, text = refused(httpx.post(f"{live.url}/{phase}", json={}, timeout=60))
             assert (status, "server.routes.weights.allow_updates: true" in text) == (403, True)
-        assert refused(httpx.post(f"{live.url}/abort_weight_update"))[0] == 403
-        assert httpx.get(f"{live.url}/weight_info").json() == {"weight_version": 0, "weight_checksum": ""}
+        assert refused(httpx.post(f"{live.url}/abort_weight_update", timeout=60))[0] == 403
+        assert httpx.get(f"{live.url}/weight_info", timeout=60).json() == {"weight_version": 0, "weight_checksum": ""}
