@@ -42,7 +42,7 @@ def to_the_end(prompt: list[int]) -> SamplingParams:
     return plain(temperature=0.9, seed=len(prompt), max_tokens=MAX_MODEL_LEN - len(prompt))
 
 
-@pytest.fixture(scope="module", params=["llama", "gemma2"])
+@pytest.fixture(scope="module", params=["llama", pytest.param("gemma2", marks=pytest.mark.nightly)])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp(request.param)
     save_tiny_model(directory, tiny_config(request.param))

@@ -29,7 +29,10 @@ GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, logprobs=
 SEEDED = SamplingParams(temperature=0.8, top_p=0.9, seed=7, max_tokens=16, ignore_eos=True)
 
 
-@pytest.fixture(scope="module", params=["llama", pytest.param("gemma2", marks=pytest.mark.nightly), "qwen3_moe"])
+@pytest.fixture(
+    scope="module",
+    params=["llama", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("gemma2", "qwen3_moe"))],
+)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     directory = tmp_path_factory.mktemp(request.param)
     return directory, save_tiny_model(directory, tiny_config(request.param))
@@ -82,6 +85,7 @@ def test_two_ranks_find_on_disk_what_two_others_saved(llama: Path, tmp_path: Pat
     assert found[0][1] == found[1][1]
 
 
+@pytest.mark.nightly
 def test_regions_of_two_ranks_sleep_and_wake_up_together(tmp_path: Path) -> None:
     """At both levels, in parts; where a checkpoint is another one, all ranks sleep on."""
     save_tiny_model(tmp_path, tiny_config("llama"), seed=1)
@@ -109,8 +113,9 @@ def tokens_of(llm: LLM) -> list[int]:
 CAPTURABLE = Path(__file__).with_name("capturable.py")
 
 
-@pytest.mark.parametrize("model_type", ["llama", pytest.param("gemma2", marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("drafts", [pytest.param(False, marks=pytest.mark.nightly), True])
+@pytest.mark.nightly
+@pytest.mark.parametrize("model_type", ["llama", "gemma2"])
+@pytest.mark.parametrize("drafts", [False, True])
 def test_two_ranks_capture_their_steps_with_the_collectives_in_them(
     tmp_path: Path, model_type: str, drafts: bool
 ) -> None:
@@ -140,7 +145,10 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     "drafter",
-    [{"name": "ngram", "num_tokens": 3, "min_match": 1}, {"name": "recycling", "num_tokens": 8}],
+    [
+        {"name": "ngram", "num_tokens": 3, "min_match": 1},
+        pytest.param({"name": "recycling", "num_tokens": 8}, marks=pytest.mark.nightly),
+    ],
     ids=["ngram", "recycling"],
 )
 def test_speculation_over_two_ranks(llama: Path, drafter: dict[str, Any]) -> None:

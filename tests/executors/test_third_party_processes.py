@@ -36,6 +36,7 @@ def _import_file(path: Path) -> ModuleType:
 dialling = _import_file(FILE)
 
 
+@pytest.mark.nightly
 class TestDiallingExecutor(ProcessExecutorSuite):
     plugin = dialling.DiallingExecutor
 

@@ -125,6 +125,7 @@ def test_what_a_stage_does_not_hold_is_refused() -> None:
         harness(layers=range(1, 4), is_first_stage=False)
 
 
+@pytest.mark.nightly  # torch compiles for half a minute
 @torch.inference_mode()
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_a_compiled_pass_gives_what_the_model_gives() -> None:

@@ -157,7 +157,13 @@ def crowded(drafter_paths: dict[str, Path], tmp_path_factory: pytest.TempPathFac
 
 @pytest.mark.parametrize(
     ("drafter", "sampling"),
-    by_day(*((drafter, sampling) for drafter in ("draft_model", "eagle") for sampling in SAMPLINGS)),
+    [
+        pytest.param(
+            drafter, sampling, marks=() if (drafter, sampling) == ("eagle", "temperature") else pytest.mark.nightly
+        )
+        for drafter in ("draft_model", "eagle")
+        for sampling in SAMPLINGS
+    ],
 )
 def test_preemption_keeps_the_distribution(crowded: Watched, drafter: str, sampling: str) -> None:
     run = crowded.run(drafter, seeded(SAMPLINGS[sampling]))

@@ -210,9 +210,9 @@ def p_value(
 @pytest.mark.parametrize(
     ("kind", "parents"),
     [
-        pytest.param("agree", CHAIN, id="agree-chain"),
+        pytest.param("agree", CHAIN, id="agree-chain", marks=pytest.mark.nightly),
         pytest.param("agree", TREE, id="agree-tree", marks=pytest.mark.nightly),
-        pytest.param("disagree", CHAIN, id="disagree-chain"),
+        pytest.param("disagree", CHAIN, id="disagree-chain", marks=pytest.mark.nightly),
         pytest.param("disagree", TREE, id="disagree-tree"),
         pytest.param("disjoint", CHAIN, id="disjoint-chain", marks=pytest.mark.nightly),
         pytest.param("disjoint", TREE, id="disjoint-tree"),

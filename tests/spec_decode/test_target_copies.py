@@ -142,7 +142,7 @@ def test_two_ranks_draft_as_one_process_also_after_sleep_and_an_update(models: M
         assert models.told(llm) == alone["new"]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_the_last_of_two_stages_drafts_as_one_process(models: Models, alone: dict[str, Any], ranks: int) -> None:
     """With a tied table, which the stage has whole where it is of one rank; and with states between the layers of both
     stages."""

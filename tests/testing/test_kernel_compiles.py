@@ -135,6 +135,7 @@ LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 112, 128, 129, 250)
 HEIGHTS = 4
 
 
+@pytest.mark.nightly
 def test_a_prompt_of_any_length_needs_one_int8_kernel_a_height(cache: Path) -> None:
     weights, scales = torch.zeros(64, 256, dtype=torch.int8), torch.ones(64)
     with compiled_launches(90, execute=False) as launches:

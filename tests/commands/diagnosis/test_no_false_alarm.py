@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[3]
 FROZEN = ROOT / "tests" / "frozen" / "v1"
 
 
+@pytest.mark.nightly  # each is imported in a process of its own
 def test_nothing_is_said_of_the_bundled_plugins():
     own = [entry for entry in Registry.scan().metadata.entries if entry.is_own]
     diagnosis = diagnose(Registry.scan(), [entry.qualified_name for entry in own])

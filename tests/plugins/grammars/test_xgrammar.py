@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 pytest.importorskip("xgrammar")
 
-from dovetail.contracts.grammar import GrammarNeed
+from dovetail.contracts.grammar import Grammar, GrammarNeed
 from dovetail.contracts.needs import reasons_against
 from dovetail.contracts.plugin import Environment
 from dovetail.plugins.grammars.xgrammar import XGrammar
+from dovetail.testing import grammar_cases as cases
 from dovetail.testing.grammar_suite import GrammarSuite
 
 
 class TestXGrammar(GrammarSuite):
     plugin = XGrammar
+
+    @pytest.mark.nightly
+    @pytest.mark.parametrize("name", sorted(cases.bombs()))
+    def test_explosions_end_in_a_refusal(self, name: str, create: Callable[..., Grammar]) -> None:
+        """Most of them take as long as they may."""
+        super().test_explosions_end_in_a_refusal(name, create)
 
 
 def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,7 +133,9 @@ def test_good_drafts_stand() -> None:
     assert accepted == 20  # five rounds of 4; the last bonus token lies beyond the 24th
 
 
-@pytest.mark.parametrize("trees", [False, True], ids=["chain", "tree"])
+@pytest.mark.parametrize(
+    "trees", [pytest.param(False, id="chain", marks=pytest.mark.nightly), pytest.param(True, id="tree")]
+)
 def test_drawn_drafts_keep_the_joint_distribution_over_rounds(trees: bool) -> None:
     # The streams of drafting, acceptance and sampling are the sampler's own here: a value used twice would show.
     # 5,000 sequences of 3 tokens over a vocabulary of 3: 27 cells. 0.05 of probability moved between two first
