@@ -228,7 +228,8 @@ def test_a_client_that_hangs_up_amid_a_stream_is_aborted(site: Site) -> None:
         live_proxy(replace(site, decode=decode.url)) as port,
     ):
         with httpx.stream("POST", f"http://127.0.0.1:{port}/v1/completions", json=long, timeout=60) as response:
-            next(response.iter_lines())
+            lines = response.iter_lines()  # which ends the stream when nobody has it any more
+            next(lines)
             assert watched.is_waiting.wait(60)
             assert len(engine._engine.request_ids) == 1
         wait_until(lambda: not engine._engine.request_ids, "the request is aborted")
