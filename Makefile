@@ -1,8 +1,8 @@
 # make demo   sets up and streams a few sentences from the embedded default model
 # make test   sets up, checks, builds and smoke-tests the wheel, runs the tests
 # make dev    an editable environment in .venv with everything that development needs
-# make test-nightly  what takes longer: plugins that are installed as wheels, real models, statistics, the package without
-#                    each of its folders
+# make test-nightly  what takes longer: plugins that are installed as wheels, real models, further models, ranks and
+#                    statistics, the package without each of its folders
 # make test-kernels    every case of the Triton kernels in the interpreter, and compiled for every GPU, where a kernel changed or
 #                      Triton's version did
 # make test-browser    the playground and the documentation in Chromium, which must be installed (apt-get install chromium)

@@ -87,11 +87,11 @@ class ExecutorSuite(PluginSuite):
         before = self.resources()
         yield
         gc.collect()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 3
         while left := {name: now - before[name] for name, now in self.resources().items() if now - before[name]}:
-            # Shared memory may be another process's that has not mapped it yet, since it is not scheduled.
-            is_surely_ours = set(left) != {"shared memory"} or time.monotonic() > deadline
-            assert not is_surely_ours, f"left behind: {left}"
+            # Shared memory may belong to another process that has not mapped it yet.
+            is_ours = set(left) != {"shared memory"} or time.monotonic() > deadline
+            assert not is_ours, f"left behind: {left}"
             time.sleep(0.1)
 
     def resources(self) -> dict[str, set[Any]]:

@@ -336,9 +336,10 @@ class TelemetrySinkSuite(PluginSuite):
             for reader in readers:
                 reader.start()
             deadline = time.monotonic() + 60
-            while any(reader.num_reads < 10 and reader.is_alive() for reader in readers) or first < 1000:
+            while any(reader.num_changes < 10 and reader.is_alive() for reader in readers) or first < 1000:
                 assert time.monotonic() < deadline, "readers do not get done while the engine's thread counts"
                 feed(exposing, 10, first=first, varied=True)
+                feed(exposing, 10, first=first)
                 first += 10
         finally:
             sys.setswitchinterval(interval)
@@ -353,8 +354,8 @@ class Reader(threading.Thread):
     def __init__(self, sink: Exposes):
         super().__init__(daemon=True)
         self.failure: BaseException | None = None
-        self.num_reads = 0
-        """Those that found something else than the one before."""
+        self.num_changes = 0
+        """Expositions that differed from the one that was read before."""
         self._sink = sink
         self._is_stopped = threading.Event()
 
@@ -367,7 +368,7 @@ class Reader(threading.Thread):
                 for family in families(found):
                     if family.type == "histogram":
                         check_histogram(family)
-                self.num_reads += found.body != last
+                self.num_changes += found.body != last
                 last = found.body
         except BaseException as failure:
             self.failure = failure

@@ -9,16 +9,16 @@ from contextlib import ExitStack
 from itertools import count
 
 _PORTS = range(20000, 32000)
-"""Below those that Linux gives to connections and to whoever asks for any port: nobody gets one of these meanwhile."""
+"""Below the range from which Linux takes ports by default, for connections too: nobody gets one of these meanwhile."""
 _SPACING = 101
-"""Between what the processes of a test run try first: their ids are neighbours."""
+"""Between the first tries of the processes of a test run, whose ids are neighbours."""
 
 _tries = count(os.getpid() * _SPACING)
 
 
 def free_ports(number: int = 1, host: str = "127.0.0.1") -> int:
-    """The first of so many ports in a row that nobody has, and that no other test got. Raises `OSError` where the
-    machine has no such address."""
+    """The first of so many ports in a row that nobody has, and that no other test of this process got. Raises
+    `OSError` where the machine has no such address."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     while True:
         first, *_ = (_PORTS[next(_tries) % len(_PORTS)] for _ in range(number))

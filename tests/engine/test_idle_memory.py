@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import threading
+import time
 from collections.abc import Callable
 
 import psutil
@@ -31,9 +32,10 @@ def wait_for_timers() -> Callable[[], None]:
     """Waits until no timer is left, of no other test either; one may begin another."""
 
     def wait() -> None:
+        deadline = time.monotonic() + 60
         while found := timers():
-            for timer in found:
-                timer.join(timeout=60)
+            assert time.monotonic() < deadline, found
+            found[0].join(timeout=1)
 
     wait()
     return wait

@@ -359,6 +359,7 @@ def test_a_request_may_be_aborted_while_its_blocks_are_loaded(liar: LLM) -> None
     engine = liar.engine
     engine.add_request("gone", {"prompt_token_ids": PROMPT}, GREEDY)
     engine.step()
+    assert Liar.waits.wait(60)
     engine.abort_request("gone")
     assert not engine.has_unfinished_requests()
     Liar.way = ""

@@ -150,9 +150,12 @@ def test_what_ends_the_engine_is_raised_in_every_thread(make_llm: Callable[..., 
 
     with ThreadPoolExecutor(2) as pool:
         calls = [pool.submit(run, token) for token in (5, 6)]
-        while len(llm.engine.request_ids) < 2:
-            time.sleep(0.001)
-        llm.resume()
+        try:
+            while len(llm.engine.request_ids) < 2:
+                assert not any(call.done() for call in calls)
+                time.sleep(0.001)
+        finally:
+            llm.resume()
         first, second = (call.result() for call in calls)
     assert first is not second
     assert first.rank == second.rank == 0

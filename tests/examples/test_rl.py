@@ -34,9 +34,7 @@ def example(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         sys.modules.pop(name, None)
 
 
-@pytest.mark.parametrize(
-    "example", ["colocated", pytest.param("two_processes", marks=pytest.mark.nightly)], indirect=True
-)
+@pytest.mark.parametrize("example", ["colocated", "two_processes"], indirect=True)
 def test_the_engine_draws_from_what_the_trainer_has(example: Any, model: Path) -> None:
     steps = list(example.train(model, seed=0, num_steps=3, learning_rate=1e-3, strict=False))
     assert [step.weight_version for step in steps] == [0, 1, 2]

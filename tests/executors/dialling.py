@@ -20,7 +20,6 @@ from typing import ClassVar
 
 from dovetail.contracts.executor import ExecutorCapabilities, Placement, WorkerLayout
 from dovetail.executors.processes import ChildProcess, ProcessExecutor
-from tests.ports import free_ports
 
 WORKER = """\
 import os
@@ -81,7 +80,9 @@ class DiallingExecutor(ProcessExecutor):
         size = self.need.tensor_parallel
         backwards = tuple(reversed(range(size)))
         layout = WorkerLayout(tensor_parallel=size, positions=backwards, nodes=tuple(range(size)))
-        return layout.placements(["cpu"] * size, init_method=f"tcp://127.0.0.1:{free_ports()}" if size > 1 else None)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        return layout.placements(["cpu"] * size, init_method=f"tcp://127.0.0.1:{port}" if size > 1 else None)
 
     def launch(self, placement: Placement, environment: Mapping[str, str], scratch: Path) -> DiallingProcess:
         """A child, which could be `ssh`."""

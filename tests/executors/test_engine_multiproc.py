@@ -85,7 +85,6 @@ def test_two_ranks_find_on_disk_what_two_others_saved(llama: Path, tmp_path: Pat
     assert found[0][1] == found[1][1]
 
 
-@pytest.mark.nightly
 def test_regions_of_two_ranks_sleep_and_wake_up_together(tmp_path: Path) -> None:
     """At both levels, in parts; where a checkpoint is another one, all ranks sleep on."""
     save_tiny_model(tmp_path, tiny_config("llama"), seed=1)
@@ -113,9 +112,8 @@ def tokens_of(llm: LLM) -> list[int]:
 CAPTURABLE = Path(__file__).with_name("capturable.py")
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("model_type", ["llama", "gemma2"])
-@pytest.mark.parametrize("drafts", [False, True])
+@pytest.mark.parametrize("model_type", ["llama", pytest.param("gemma2", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("drafts", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_two_ranks_capture_their_steps_with_the_collectives_in_them(
     tmp_path: Path, model_type: str, drafts: bool
 ) -> None:
@@ -146,21 +144,23 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "drafter",
     [
-        {"name": "ngram", "num_tokens": 3, "min_match": 1},
-        pytest.param({"name": "recycling", "num_tokens": 8}, marks=pytest.mark.nightly),
+        {"name": "ngram", "num_tokens": 3, "min_match": 1, "length": "fixed"},
+        pytest.param({"name": "ngram", "num_tokens": 3, "min_match": 1}, marks=pytest.mark.nightly),
+        pytest.param({"name": "recycling", "num_tokens": 8, "length": "fixed"}, marks=pytest.mark.nightly),
     ],
-    ids=["ngram", "recycling"],
+    ids=["ngram", "ngram-adaptive", "recycling"],
 )
 def test_speculation_over_two_ranks(llama: Path, drafter: dict[str, Any]) -> None:
     """Drafters of tokens alone, and of what the target finds likely after every row."""
-    speculative = {"drafters": {"it": drafter | {"length": "fixed"}}, "default": "it"}
+    speculative = {"drafters": {"it": drafter}, "default": "it"}
     prompt = [7, 8, 9, 7, 8, 9, 7, 8]
     with LLM(**sections(llama, 2, speculative=speculative, cache={"num_blocks": 600})) as llm:
         output = llm.generate([prompt], SamplingParams(temperature=0, max_tokens=24, ignore_eos=True))[0]
     with LLM(**sections(llama, 1, cache={"num_blocks": 600})) as llm:
         plain = llm.generate([prompt], SamplingParams(temperature=0, max_tokens=24, ignore_eos=True))[0]
     assert output.outputs[0].token_ids == plain.outputs[0].token_ids
-    assert output.metrics.num_drafted > 0
+    if "length" in drafter:  # what adapts may choose to draft nothing
+        assert output.metrics.num_drafted > 0
 
 
 DRAFTERS = '''
@@ -248,7 +248,7 @@ def test_a_killed_worker_fails_the_requests_and_the_engine_can_be_made_anew(
     for _ in range(3):
         engine.step()
     os.kill(worker_pids(before)[rank], signal.SIGKILL)
-    with pytest.raises(WorkerError, match=f"rank {rank}"):
+    with pytest.raises(WorkerError, match=rf"rank {rank} .*was killed by SIGKILL"):
         run_to_the_end(engine)
     with pytest.raises(WorkerError, match=f"rank {rank}"):
         engine.step()

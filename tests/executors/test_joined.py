@@ -325,7 +325,7 @@ def test_a_driver_that_halts_in_the_greeting_is_not_waited_for(challenges: bool)
         dialling = side.submit(dial, driver.getsockname(), KEY, patience_s=0.5)
         with Connection(driver.accept()[0].detach()) as connection:
             if challenges:
-                with suppress(EOFError, OSError):  # it has given up already
+                with suppress(EOFError, OSError):  # it may have given up already
                     deliver_challenge(connection, KEY)
             with pytest.raises(TimeoutError, match="it does not answer"):
                 dialling.result()

@@ -222,7 +222,7 @@ def test_an_operation_that_ends_while_it_is_looked_at_leaves_the_next_one_its_de
     look_at, begun = _supervisor.look_at, Future[Future[StepResult]]()
 
     def slow(*arguments: Any) -> Any:
-        begun.result().result()
+        begun.result(60).result()
         return look_at(*arguments)
 
     monkeypatch.setattr(_supervisor, "look_at", slow)

@@ -227,8 +227,8 @@ def is_running(pid: str) -> bool:
 
 @pytest.fixture
 def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file to which every command that is run appends a line with its process id first; its time counts from then
-    on, however late it is scheduled."""
+    """A file to which each command first writes its process id; its time limit begins then, however late it is
+    scheduled."""
     path = tmp_path / "begun"
     path.touch()
 
@@ -247,7 +247,7 @@ def test_a_compiler_that_hangs_is_waited_for_once(
 ) -> None:
     monkeypatch.setattr(native, "_patience", Patience(0.6))
     for name in ("cc", "gcc", "clang"):
-        fake(name, f"sleep 60 & echo $$ {name} $! >> {begun}; wait")
+        fake(name, f"sleep 1000 & echo $$ {name} $! >> {begun}; wait")
     other = source.with_name("other.c")
     other.write_text(ADD)
     reasons = {*native.reasons_against(source), *native.reasons_against(other)}
@@ -256,8 +256,10 @@ def test_a_compiler_that_hangs_is_waited_for_once(
     # The same for both, so that a start tells it once.
     [reason] = reasons
     assert isinstance(reason, FixableReason)
-    while any(map(is_running, started[2::3])):
-        time.sleep(0.001)  # they were killed, and end when they are scheduled
+    deadline = time.monotonic() + 60
+    while any(map(is_running, started[2::3])):  # they were killed, and end when they are scheduled
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
     # As another process finds it: nothing is started.
     monkeypatch.setattr(native, "_patience", Patience())
     assert set(native.reasons_against(source)) == reasons

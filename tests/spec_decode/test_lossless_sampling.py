@@ -212,7 +212,7 @@ def p_value(
     [
         pytest.param("agree", CHAIN, id="agree-chain", marks=pytest.mark.nightly),
         pytest.param("agree", TREE, id="agree-tree", marks=pytest.mark.nightly),
-        pytest.param("disagree", CHAIN, id="disagree-chain", marks=pytest.mark.nightly),
+        pytest.param("disagree", CHAIN, id="disagree-chain"),
         pytest.param("disagree", TREE, id="disagree-tree"),
         pytest.param("disjoint", CHAIN, id="disjoint-chain", marks=pytest.mark.nightly),
         pytest.param("disjoint", TREE, id="disjoint-tree"),

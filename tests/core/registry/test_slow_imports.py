@@ -29,7 +29,7 @@ if sys.argv[1] == "hooks":
     HookCaller().load(registry.hook_entries()[0])
 else:
     registry.load("telemetry_sink", sys.argv[1])
-    slow_imports.PATIENCE_S = 60  # whatever else the machine does; the pipe would end no second import
+    slow_imports.PATIENCE_S = 60  # a second import would wait for ever
     registry.load("telemetry_sink", sys.argv[1])
 print("loaded")
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -372,10 +373,11 @@ def test_metrics_have_the_adapters(engine: AsyncLLMEngine, client: httpx.Client)
 
     async def held() -> None:
         await engine.pause("keep")  # a hold could come after the last token
-        stream = await engine.submit(PROMPTS[0], GREEDY, lora_request=LoRARequest("poet"))
-        assert '_lora_adapters="poet"' in info()
-        stream.close()
-        await engine.resume()
+        try:
+            with closing(await engine.submit(PROMPTS[0], GREEDY, lora_request=LoRARequest("poet"))):
+                assert '_lora_adapters="poet"' in info()
+        finally:
+            await engine.resume()
 
     asyncio.run(held())
     token_ids(client, "pirate")

@@ -294,7 +294,7 @@ def test_slow_headers_and_bodies_are_given_up(engine: AsyncLLMEngine) -> None:
 def test_a_request_that_takes_too_long_is_ended(engine: AsyncLLMEngine, check_error: CheckError) -> None:
     with live_server(engine, ROUTES, request_timeout_s=0.2) as live:
         check_error(httpx.get(f"{live.url}/wait", timeout=60), 408)
-        # A 408: the server was not scheduled before its first frame.
+        # 408 where the time was over before the first frame.
         answers = (httpx.get(f"{live.url}/wait?frames=1", timeout=60) for _ in range(100))
         begun = next(answer for answer in answers if answer.status_code != 408)
         first, last, rest = begun.text.split("\n\n")
