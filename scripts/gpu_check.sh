@@ -4,7 +4,7 @@
 #   scripts/gpu_check.sh [--null] [--wheels DIR] [--model PATH] [--out DIR] [--cache DIR] [PART...]
 #   scripts/gpu_check.sh --precompile ARCH --cache DIR      fills the cache for a GPU that is elsewhere (80, 90, 100)
 #
-# --null    dry run on the CPU with a tiny model: the same code, no measurement worth anything
+# --null    dry run on the CPU with a tiny model: the same code, no measurement worth anything, and three times the time
 # --wheels  folder with wheels of pure-Python dependencies that the machine lacks
 # --model   a small real model (directory or GGUF file) whose tokens are compared with the CPU's
 # --cache   where Triton keeps compiled kernels; one that was filled elsewhere by the same Triton saves precompiling
@@ -64,14 +64,15 @@ for part in "${parts[@]}"; do
     failed+=("$part")
     continue
   fi
-  timeout --kill-after=5 "$(limit "$part")" "$python" "$script" "${arguments[@]}" 2> "$out/$part.log" |
+  seconds=$(($(limit "$part") * (${#null[@]} > 0 ? 3 : 1)))
+  timeout --kill-after=5 "$seconds" "$python" "$script" "${arguments[@]}" 2> "$out/$part.log" |
     tee >(grep --line-buffered '^{' > "$lines")
   code=${PIPESTATUS[0]}
   if [ $code -eq 0 ]; then
     rm -f "$out/$part.log"
   else
     failed+=("$part")
-    [ $code -ge 124 ] && echo "$part: stopped after $(limit "$part") s"
+    [ $code -ge 124 ] && echo "$part: stopped after $seconds s"
     tail -n 15 "$out/$part.log"
   fi
 done

@@ -40,7 +40,8 @@ def main() -> None:
     here = Path(dovetail.__file__).resolve()
     assert "site-packages" in here.parts, f"the wheel is not what is imported: {here}"
     assert "fcfs" in run("plugins", "list")
-    assert "ok" in run("plugins", "doctor", "--all")
+    # The first of them imports torch, which nobody has compiled there.
+    assert "ok" in run("plugins", "doctor", "--all", "--timeout", "600")
 
     assert "made of plugins" in read_docs("index")
     assert "num_missing_blocks" in read_docs("contracts/scheduler"), "the page of a contract lacks its docstrings"

@@ -87,7 +87,7 @@ class ExecutorSuite(PluginSuite):
         before = self.resources()
         yield
         gc.collect()
-        deadline = time.monotonic() + 3
+        deadline = time.monotonic() + 10
         while left := {name: now - before[name] for name, now in self.resources().items() if now - before[name]}:
             # Shared memory may belong to another process that has not mapped it yet.
             is_ours = set(left) != {"shared memory"} or time.monotonic() > deadline

@@ -42,6 +42,7 @@ class TestPrintedDrafter(DraftWorkerSuite):
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1500)
 def test_a_new_author_gets_from_nothing_to_a_wheel_that_a_config_chooses(tmp_path: Path) -> None:
     """All commands of the page in an environment of its own; then its wheel in a second one, which has no sources."""
     try:

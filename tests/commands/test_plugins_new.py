@@ -116,6 +116,7 @@ def slow_outcomes(projects: dict[str, Path], tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("project", SLOW_PROJECTS)
 def test_tests_of_slow_kinds_and_of_each_start_pass_too(slow_outcomes: Outcomes, project: str) -> None:
     check_own_tests(slow_outcomes[project])

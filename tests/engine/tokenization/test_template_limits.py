@@ -163,7 +163,7 @@ HOSTILE["doubling by arguments of a macro"] = (
 
 
 SLOW = ("branching recursion", "lists of ranges", "sums of lists", "comparing lists in a loop")
-"""These are stopped by their time; what else is stopped by it is quicker to try."""
+"""What takes longest to be stopped."""
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,11 @@ def test_kernels_without_instructions_of_one_processor(tmp_path: Path, monkeypat
         packed = random_blocks(name, OUT_FEATURES, num_blocks=1, seed=3)
         kernel = loaded(packed)
         for num_rows in (3, 19):
-            assert_multiplies(kernel, packed, torch.randn(num_rows, packed.shape[1]), torch.randn(OUT_FEATURES))
+            drawn = torch.Generator().manual_seed(num_rows)
+            rows, bias = (
+                torch.randn(*shape, generator=drawn) for shape in ((num_rows, packed.shape[1]), (OUT_FEATURES,))
+            )
+            assert_multiplies(kernel, packed, rows, bias)
 
 
 def test_activations_and_biases_of_another_width_are_refused() -> None:

@@ -129,7 +129,8 @@ def test_a_run_that_is_killed_in_a_turn_loses_that_turn_alone(
 
 
 @pytest.mark.nightly
-@settings(max_examples=2, deadline=None)
+@pytest.mark.timeout(1500)
+@settings(max_examples=2, deadline=None, derandomize=True)
 @given(kills=st.lists(st.integers(1, 40), min_size=2, max_size=4))
 def test_any_number_of_kills_anywhere(folder: Path, uninterrupted: list[tuple[Any, ...]], kills: list[int]) -> None:
     path = write(folder)
