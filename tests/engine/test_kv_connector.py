@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -18,6 +17,7 @@ from dovetail.contracts.kv_connector import BlockStore, StoreSetup
 from dovetail.plugins.kv_connectors.host import Host, HostOptions, HostStore
 from dovetail.plugins.kv_connectors.recent_records import RecentRecords
 from tests.ports import free_ports
+from tests.waiting import wait_until
 
 BLOCK_SIZE = 4
 PROMPT = [(7 * i * i + 3 * i) % 128 for i in range(101)]
@@ -109,13 +109,6 @@ def copied(record: bytes) -> Copy:
     copy = Copy(record)
     Liar.copies.append(weakref.ref(copy))
     return copy
-
-
-def wait_until(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline, f"in vain: {what}"
-        time.sleep(0.005)
 
 
 def no_copy_is_held() -> bool:

@@ -24,6 +24,7 @@ from dovetail.plugins.commands.doctor.bandwidth import SOURCE as READ_MEMORY
 from dovetail.plugins.operators.native.low_rank import SOURCE as LOW_RANK
 from dovetail.plugins.operators.native.operators import SOURCE as OPERATORS
 from dovetail.plugins.quantization.grouped.kernel import SOURCE as LINEAR
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(not native.find_compilers(), reason="no C compiler")
 
@@ -256,10 +257,7 @@ def test_a_compiler_that_hangs_is_waited_for_once(
     # The same for both, so that a start tells it once.
     [reason] = reasons
     assert isinstance(reason, FixableReason)
-    deadline = time.monotonic() + 60
-    while any(map(is_running, started[2::3])):  # they were killed, and end when they are scheduled
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    wait_until(lambda: not any(map(is_running, started[2::3])), "what the compilers started has ended")
     # As another process finds it: nothing is started.
     monkeypatch.setattr(native, "_patience", Patience())
     assert set(native.reasons_against(source)) == reasons

@@ -6,8 +6,7 @@ import asyncio
 import logging
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +31,7 @@ from dovetail.plugins.server.live import live_server
 from dovetail.testing.chat_models import FAMILIES, save_chat_model
 from dovetail.testing.watched_engine import Script, WatchedEngine
 from tests.ports import free_ports
+from tests.waiting import wait_until
 
 KINDS = (CompletionsRoute, ChatRoute, ModelsRoute)
 ROUTES = {kind.__name__: (kind, kind.Options()) for kind in KINDS}
@@ -127,13 +127,6 @@ def paused(engine: AsyncLLMEngine) -> Iterator[None]:
         yield
     finally:
         asyncio.run(engine.resume())
-
-
-def wait_until(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline, f"in vain: {what}"
-        time.sleep(0.005)
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from dovetail.plugins.routes.models import ModelsRoute
 from dovetail.plugins.routes.tokenize import TokenizeRoute
 from dovetail.plugins.server.live import LiveServer, live_server
 from dovetail.testing.story_model import save_story_model
+from tests.waiting import wait_until
 
 BUNDLED = {
     "health": HealthRoute,
@@ -71,13 +71,6 @@ def server(engine: AsyncLLMEngine) -> Iterator[LiveServer]:
 def client(server: LiveServer) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=server.url, timeout=60) as created:
         yield created
-
-
-def wait_until(holds: Callable[[], bool], what: str, timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline, f"in vain: {what}"
-        time.sleep(0.005)
 
 
 def num_used_blocks(engine: AsyncLLMEngine) -> int:

@@ -17,8 +17,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.plugins.server.conftest import wait_until
 from tests.plugins.server.test_serve import COMPLETE, Served, metric, read_stream, serving
+from tests.waiting import wait_until
 
 MAX_LEN = 32768
 ENDLESS = {"prompt": "Once", "max_tokens": 32000, "temperature": 0, "ignore_eos": True, "stream": True}

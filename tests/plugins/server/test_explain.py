@@ -20,7 +20,7 @@ from dovetail.plugins.routes.responses.route import ResponsesRoute
 from dovetail.plugins.server.live import LiveServer, live_server
 from dovetail.testing.chat_models import FAMILIES, save_chat_model
 from dovetail.testing.watched_engine import Script, WatchedEngine
-from tests.plugins.server.conftest import wait_until
+from tests.waiting import wait_until
 
 CheckError = Callable[..., dict[str, Any]]
 

@@ -31,7 +31,7 @@ from dovetail.testing.chat_models import FAMILIES, save_chat_model
 from dovetail.testing.tiny_adapters import save_adapter
 from dovetail.testing.tiny_models import save_tiny_model, tiny_config
 from dovetail.testing.watched_engine import Script, WatchedEngine
-from tests.plugins.server.conftest import wait_until
+from tests.waiting import wait_until
 
 CheckError = Callable[..., dict[str, Any]]
 Change = Callable[..., httpx.Response]

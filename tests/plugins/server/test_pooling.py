@@ -28,7 +28,7 @@ from dovetail.plugins.routes.pooling.route import PoolingRoute
 from dovetail.plugins.server.live import LiveServer, live_server
 from dovetail.testing.tiny_encoders import save_tiny_encoder, save_word_pieces
 from dovetail.testing.watched_engine import WatchedEngine
-from tests.plugins.server.conftest import wait_until
+from tests.waiting import wait_until
 
 CheckError = Callable[..., dict[str, Any]]
 

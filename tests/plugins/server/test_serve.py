@@ -23,8 +23,8 @@ import pytest
 from dovetail import LLM, SamplingParams
 from dovetail.spec_decode.experiments.live.records import read_live
 from dovetail.testing.tiny_adapters import save_adapter
-from tests.plugins.server.conftest import wait_until
 from tests.ports import free_ports
+from tests.waiting import wait_until
 
 COMPLETE = {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
 LONG = {**COMPLETE, "max_tokens": 200, "ignore_eos": True, "stream": True}

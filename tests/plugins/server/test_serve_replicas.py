@@ -16,8 +16,8 @@ import pytest
 
 from dovetail.plugins.commands.top.scrape import Snapshot, parse
 from dovetail.plugins.server.replica_machine import replica_shares
-from tests.plugins.server.conftest import wait_until
 from tests.plugins.server.test_serve import COMPLETE, LONG, Served, serving, stopped
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ import ssl
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,7 @@ from dovetail.plugins.routes.tokenize import TokenizeRoute
 from dovetail.plugins.server.api import listen
 from dovetail.plugins.server.live import LiveServer, live_server
 from dovetail.plugins.server.settings import CORSSettings, ServerSettings, TLSSettings
+from tests.waiting import wait_until
 
 CheckError = Callable[..., dict[str, Any]]
 OPTIONS = PluginOptions()
@@ -135,13 +135,6 @@ def talk(server: LiveServer, sent: bytes, timeout_s: float = 30) -> bytes:
         return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
-def wait_until(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < deadline, f"in vain: {what}"
-        time.sleep(0.005)
-
-
 def error_of(answer: bytes) -> dict[str, Any]:
     """The error in what `talk` returned."""
     error: dict[str, Any] = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
@@ -213,8 +206,8 @@ def test_a_client_that_left_is_a_499_in_the_log(raising: LiveServer, caplog: pyt
     with caplog.at_level(logging.INFO, "dovetail.server"):
         with socket.create_connection(raising.address) as connection:
             connection.sendall(b"GET /wait HTTP/1.1\r\nhost: a\r\nx-api-key: first\r\n\r\n")
-            wait_until(lambda: bool(raising.host.under_way), "the endpoint runs")
-        wait_until(lambda: not raising.host.under_way, "the endpoint was ended")
+            wait_until(lambda: bool(raising.host.under_way), "the endpoint runs", 30)
+        wait_until(lambda: not raising.host.under_way, "the endpoint was ended", 30)
     assert "GET /wait: 499, the client left" in caplog.messages
 
 

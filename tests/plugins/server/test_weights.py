@@ -24,7 +24,7 @@ from dovetail.plugins.routes.weights import WeightsRoute
 from dovetail.plugins.server.live import live_server
 from dovetail.rl.weight_sender import WeightSender
 from dovetail.testing.watched_engine import Script, WatchedEngine
-from tests.plugins.server.conftest import wait_until
+from tests.waiting import wait_until
 
 PROMPT = "Once upon a time"
 BODY = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
